@@ -1,0 +1,27 @@
+"""Functions on tensors: attention, norms and losses. Knows torch, and nothing of the models."""
+
+from fat5.ops.attention.api import flash_attention
+from fat5.ops.attention.bias import (
+    AlibiBias,
+    DenseBias,
+    DistanceBias,
+    RelativeBias,
+    relative_position_buckets,
+    saturation_radius,
+)
+from fat5.ops.loss import CrossEntropyOutput, cross_entropy, linear_cross_entropy
+from fat5.ops.norm import rms_norm
+
+__all__ = [
+    "AlibiBias",
+    "CrossEntropyOutput",
+    "DenseBias",
+    "DistanceBias",
+    "RelativeBias",
+    "cross_entropy",
+    "flash_attention",
+    "linear_cross_entropy",
+    "relative_position_buckets",
+    "rms_norm",
+    "saturation_radius",
+]

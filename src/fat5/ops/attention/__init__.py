@@ -1,0 +1,1 @@
+"""Attention with an additive bias; `fat5.ops` exports the public names."""
