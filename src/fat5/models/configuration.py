@@ -1,0 +1,121 @@
+"""Configuration of a FAT5 model: T5's own fields, with tying and the scale of the LM head apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+from fat5.nn.feed_forward import ACTIVATIONS
+
+
+@strict
+class FAT5Config(PreTrainedConfig):
+    r"""Configuration of `FAT5ForConditionalGeneration` and `FAT5EncoderModel`.
+
+    Args:
+        vocab_size: Rows of the embedding; at least the tokenizer's length, best a multiple of 64.
+        d_model: Width of the model.
+        d_kv: Width of a head.
+        d_ff: Inner width of the feed-forward layers.
+        num_layers: Layers of the encoder.
+        num_decoder_layers: Layers of the decoder; by default as many as the encoder's.
+        num_heads: Attention heads; the inner width is `num_heads * d_kv`, which need not be `d_model`.
+        relative_attention_num_buckets: Rows of the relative position table.
+        relative_attention_max_distance: Distance in tokens from which the last bucket holds.
+        dropout_rate: Dropout in every place where T5 has it: embeddings, attention weights, inner activations,
+            the output of each sublayer, and the output of each stack.
+        layer_norm_epsilon: Added to the mean square in the norms.
+        initializer_factor: Factor of T5's initialisation, 1.0.
+        feed_forward_proj: `"relu"` (T5 v1.0), `"gated-gelu"` (v1.1; the tanh approximation) or another activation
+            with or without `gated-`.
+        tie_word_embeddings: Use the embedding as LM head.
+        scale_decoder_outputs: Multiply the decoder's output by `d_model ** -0.5` before the LM head, as T5 v1.0 does;
+            by default as `tie_word_embeddings`.
+        z_loss: Weight of the z-loss, `z_loss * logsumexp(logits) ** 2` a target token, part of the training loss.
+        label_smoothing: Share of the target's probability spread over the vocabulary in the training loss.
+        pad_token_id: Padding.
+        eos_token_id: End of a sequence.
+        decoder_start_token_id: First input of the decoder; T5's is the padding.
+
+    Raises:
+        ValueError: a field has a value that no model can have.
+    """
+
+    model_type = "fat5"
+    attribute_map = {  # noqa: RUF012
+        "hidden_size": "d_model",
+        "num_attention_heads": "num_heads",
+        "num_hidden_layers": "num_layers",
+        "head_dim": "d_kv",
+    }
+
+    vocab_size: int = 32768
+    d_model: int = 512
+    d_kv: int = 64
+    d_ff: int = 2048
+    num_layers: int = 12
+    num_decoder_layers: int | None = None
+    num_heads: int = 8
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
+    dropout_rate: float | int = 0.0
+    layer_norm_epsilon: float = 1e-6
+    initializer_factor: float = 1.0
+    feed_forward_proj: str = "gated-gelu"
+    tie_word_embeddings: bool = False
+    scale_decoder_outputs: bool | None = None
+    z_loss: float | int = 0.0
+    label_smoothing: float | int = 0.0
+    pad_token_id: int | None = 0
+    eos_token_id: int | list[int] | None = 1
+    decoder_start_token_id: int | None = 0
+    is_encoder_decoder: bool = True
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.num_decoder_layers is None:
+            self.num_decoder_layers = self.num_layers
+        if self.scale_decoder_outputs is None:
+            self.scale_decoder_outputs = self.tie_word_embeddings
+        super().__post_init__(**kwargs)
+
+    @property
+    def activation(self) -> str:
+        """Name of the feed-forward activation in `fat5.nn.feed_forward.ACTIVATIONS`."""
+        # T5 v1.1's "gated-gelu" has always meant the tanh approximation.
+        return "gelu_new" if self.feed_forward_proj == "gated-gelu" else self.feed_forward_proj.removeprefix("gated-")
+
+    @property
+    def is_gated(self) -> bool:
+        """True for gated feed-forward layers."""
+        return self.feed_forward_proj.startswith("gated-")
+
+    def validate_architecture(self) -> None:
+        """Check the sizes; part of the validation that Transformers runs."""
+        sizes = (
+            "vocab_size", "d_model", "d_kv", "d_ff", "num_heads", "relative_attention_num_buckets",
+            "relative_attention_max_distance",
+        )  # fmt: skip
+        for name in sizes:
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"got {name}={value!r}; expected an integer of at least 1")
+        if self.num_layers < 0 or (self.num_decoder_layers or 0) < 0:
+            raise ValueError(f"got {self.num_layers} and {self.num_decoder_layers} layers; expected at least 0")
+        buckets, distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
+        if buckets < 4 or buckets % 2 or distance <= buckets // 2:
+            raise ValueError(
+                f"got relative_attention_num_buckets={buckets} and relative_attention_max_distance={distance}; "
+                "expected an even number of at least 4 buckets, and a distance above half of them"
+            )
+        if not 0 <= self.dropout_rate < 1 or not 0 <= self.label_smoothing < 1 or self.z_loss < 0:
+            raise ValueError(
+                f"got dropout_rate={self.dropout_rate}, label_smoothing={self.label_smoothing}, z_loss={self.z_loss}; "
+                "expected the first two in [0, 1) and z_loss at least 0"
+            )
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(
+                f"got feed_forward_proj={self.feed_forward_proj!r}; expected one of {sorted(ACTIVATIONS)}, "
+                "with or without 'gated-' in front"
+            )

@@ -1,0 +1,303 @@
+"""FAT5 models with the Hugging Face interface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers import initialization as init
+from transformers.modeling_outputs import BaseModelOutput
+
+from fat5.models.configuration import FAT5Config
+from fat5.models.outputs import FAT5Seq2SeqOutput
+from fat5.models.stack import FAT5Block, FAT5Stack, make_layout, token_shape
+from fat5.nn import Attention, FeedForward, RelativePositionBias, RMSNorm
+from fat5.ops import linear_cross_entropy
+
+IGNORE_INDEX = -100
+
+
+class FAT5PreTrainedModel(PreTrainedModel):
+    """Base of the FAT5 models: initialisation, tying and loading."""
+
+    config_class = FAT5Config
+    config: FAT5Config
+    base_model_prefix = "transformer"
+    supports_gradient_checkpointing = True
+    _no_split_modules = [FAT5Block.__name__]  # noqa: RUF012
+
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        # For classes outside its own package Transformers skips modules that own no parameter, in case they overwrite
+        # loaded ones. `init` below never does: it looks at each parameter's own flag.
+        super()._initialize_weights(module)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """T5's initialisation: the scale of the scores is inside q, so q is far smaller than k and v."""
+        config, factor = self.config, self.config.initializer_factor
+        if isinstance(module, RMSNorm):
+            init.constant_(module.weight, factor)
+        elif isinstance(module, Attention):
+            inner = module.num_heads * module.head_dim
+            init.normal_(module.q.weight, mean=0.0, std=factor * (config.d_model * module.head_dim) ** -0.5)
+            init.normal_(module.k.weight, mean=0.0, std=factor * config.d_model**-0.5)
+            init.normal_(module.v.weight, mean=0.0, std=factor * config.d_model**-0.5)
+            init.normal_(module.o.weight, mean=0.0, std=factor * inner**-0.5)
+        elif isinstance(module, RelativePositionBias):
+            init.normal_(module.weight, mean=0.0, std=factor * config.d_model**-0.5)
+        elif isinstance(module, FeedForward):
+            for wi in [module.wi_0, module.wi_1] if module.gated else [module.wi]:
+                init.normal_(wi.weight, mean=0.0, std=factor * config.d_model**-0.5)
+            init.normal_(module.wo.weight, mean=0.0, std=factor * config.d_ff**-0.5)
+        elif isinstance(module, FAT5PreTrainedModel):
+            # The head sees states of mean square 1. Logits of mean square 1 start the loss near ln(vocab_size): the
+            # head, or the scale before a tied one, must be d_model ** -0.5; T5's own std of 1 starts near 100.
+            small_embedding = config.tie_word_embeddings and not config.scale_decoder_outputs
+            std = factor * (config.d_model**-0.5 if small_embedding else 1.0)
+            init.normal_(module.shared.weight, mean=0.0, std=std)
+            if hasattr(module, "lm_head") and not config.tie_word_embeddings:
+                scale = 1.0 if config.scale_decoder_outputs else config.d_model**-0.5
+                init.normal_(module.lm_head.weight, mean=0.0, std=factor * scale)
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Return which weights are one: the stacks' embeddings always, the LM head where the configuration ties it."""
+        tied = dict(self._tied_weights_keys or {})
+        if not self.config.tie_word_embeddings:
+            tied.pop("lm_head.weight", None)
+        return tied
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """Return the embedding that encoder and decoder share."""
+        return self.shared
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the embedding in every place."""
+        self.shared = value
+        for name in ("encoder", "decoder"):
+            if hasattr(self, name):
+                getattr(self, name).embed_tokens = value
+
+
+class FAT5EncoderModel(FAT5PreTrainedModel):
+    """The encoder alone: tokens to hidden states."""
+
+    _tied_weights_keys = {"encoder.embed_tokens.weight": "shared.weight"}  # noqa: RUF012
+    _keys_to_ignore_on_load_unexpected = [r"^decoder\.", r"^lm_head\."]  # noqa: RUF012
+
+    def __init__(self, config: FAT5Config) -> None:
+        super().__init__(config)
+        self.shared = nn.Embedding(config.vocab_size, config.d_model)
+        self.encoder = FAT5Stack(config, is_decoder=False)
+        self.post_init()
+
+    def get_encoder(self, modality: str | None = None) -> FAT5Stack:
+        """Return the encoder's stack."""
+        return self.encoder
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        max_seqlen: int | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> BaseModelOutput | tuple[Any, ...]:
+        """Encode; the arguments and the result are those of `FAT5Stack.forward`."""
+        return self.encoder(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            cu_seqlens=cu_seqlens,
+            max_seqlen=max_seqlen,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+            return_dict=return_dict is not False,
+        )
+
+
+class FAT5ForConditionalGeneration(FAT5PreTrainedModel, GenerationMixin):
+    """Encoder and decoder with a language modelling head."""
+
+    _tied_weights_keys = {  # noqa: RUF012
+        "encoder.embed_tokens.weight": "shared.weight",
+        "decoder.embed_tokens.weight": "shared.weight",
+        "lm_head.weight": "shared.weight",
+    }
+    accepts_loss_kwargs = True  # Trainer then passes num_items_in_batch
+
+    def __init__(self, config: FAT5Config) -> None:
+        super().__init__(config)
+        self.shared = nn.Embedding(config.vocab_size, config.d_model)
+        self.encoder = FAT5Stack(config, is_decoder=False)
+        self.decoder = FAT5Stack(config, is_decoder=True)
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_encoder(self, modality: str | None = None) -> FAT5Stack:
+        """Return the encoder's stack."""
+        return self.encoder
+
+    def get_decoder(self) -> FAT5Stack:
+        """Return the decoder's stack."""
+        return self.decoder
+
+    def get_output_embeddings(self) -> nn.Linear:
+        """Return the LM head."""
+        return self.lm_head
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        """Replace the LM head."""
+        self.lm_head = new_embeddings
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple[Tensor, ...] | None = None,
+        cu_seqlens: Tensor | None = None,
+        max_seqlen: int | None = None,
+        decoder_cu_seqlens: Tensor | None = None,
+        decoder_max_seqlen: int | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        reduction: str = "mean",
+        return_logits: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> FAT5Seq2SeqOutput | tuple[Any, ...]:
+        """Encode, decode, and score.
+
+        Batches are padded, [B, L] with masks, or packed, [total] with the `cu_seqlens` and `max_seqlen` of both
+        sides. With labels the loss is computed by chunks of tokens and the logits never exist, unless asked for.
+
+        Args:
+            input_ids: Encoder tokens.
+            attention_mask: Encoder mask [B, L], non-zero where real; padding on any side, or holes.
+            decoder_input_ids: Decoder tokens; by default the labels shifted right.
+            decoder_attention_mask: Decoder mask.
+            labels: Target tokens, shaped as the decoder's; -100 is ignored.
+            inputs_embeds: Instead of input_ids.
+            decoder_inputs_embeds: Instead of decoder_input_ids.
+            encoder_outputs: Output of an earlier call of the encoder, instead of its inputs.
+            cu_seqlens: Offsets of the packed encoder documents, int tensor [documents + 1].
+            max_seqlen: Longest encoder document, or an upper bound.
+            decoder_cu_seqlens: Offsets of the packed decoder documents, the same documents in order.
+            decoder_max_seqlen: Longest decoder document, or an upper bound.
+            num_items_in_batch: The loss is the sum over the labels divided by this, not their mean: for batches that
+                are accumulated.
+            reduction: "mean", "sum" or "none" (a loss a token).
+            return_logits: By default only where there are no labels.
+            output_hidden_states: Return the states of both stacks.
+            output_attentions: Not available: the weights never exist. Must be False or None.
+            return_dict: False for a plain tuple.
+
+        Returns:
+            `FAT5Seq2SeqOutput`.
+        """
+        if (cu_seqlens is None) != (decoder_cu_seqlens is None):
+            raise ValueError("got cu_seqlens for one side alone; packed batches need cu_seqlens and decoder_cu_seqlens")
+        source = token_shape(input_ids, inputs_embeds) if encoder_outputs is None else encoder_outputs[0].shape[:-1]
+        encoder_layout = make_layout(source, attention_mask, cu_seqlens, max_seqlen)
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(
+                input_ids=input_ids,
+                inputs_embeds=inputs_embeds,
+                layout=encoder_layout,
+                output_hidden_states=output_hidden_states,
+                output_attentions=output_attentions,
+            )
+        encoder_states: Tensor = encoder_outputs[0]
+        if decoder_input_ids is None and decoder_inputs_embeds is None:
+            if labels is None:
+                raise ValueError("expected one of decoder_input_ids, decoder_inputs_embeds and labels")
+            decoder_input_ids = self.shift_right(labels, decoder_cu_seqlens)
+        target = token_shape(decoder_input_ids, decoder_inputs_embeds)
+        decoder_outputs = self.decoder(
+            input_ids=decoder_input_ids,
+            inputs_embeds=decoder_inputs_embeds,
+            layout=make_layout(target, decoder_attention_mask, decoder_cu_seqlens, decoder_max_seqlen),
+            encoder_states=encoder_states,
+            encoder_layout=encoder_layout,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+        )
+        hidden_states: Tensor = decoder_outputs[0]
+        output = FAT5Seq2SeqOutput(
+            encoder_last_hidden_state=encoder_states,
+            decoder_last_hidden_state=hidden_states,
+            encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
+            decoder_hidden_states=decoder_outputs.hidden_states,
+        )
+        scale = self.config.d_model**-0.5 if self.config.scale_decoder_outputs else 1.0
+        hidden_states = hidden_states * scale if scale != 1.0 else hidden_states
+        if labels is not None:
+            if labels.shape != hidden_states.shape[:-1]:
+                raise ValueError(
+                    f"got labels {list(labels.shape)} for decoder inputs {list(hidden_states.shape[:-1])}; "
+                    "expected one label a token"
+                )
+            scores = linear_cross_entropy(
+                hidden_states,
+                self.lm_head.weight,
+                labels,
+                ignore_index=IGNORE_INDEX,
+                label_smoothing=float(self.config.label_smoothing),
+                z_loss=float(self.config.z_loss),
+                reduction=reduction if num_items_in_batch is None else "sum",
+            )
+            output.loss, output.z_loss = scores.loss, scores.z_loss
+            if num_items_in_batch is not None:
+                output.loss, output.z_loss = scores.loss / num_items_in_batch, scores.z_loss / num_items_in_batch
+            output.correct, output.count = scores.correct, scores.count
+        if return_logits or (return_logits is None and labels is None):
+            output.logits = self.lm_head(hidden_states)
+        return output if return_dict is not False else output.to_tuple()
+
+    def shift_right(self, labels: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
+        """Return the decoder's inputs for these labels: each document moved right behind the start token.
+
+        Args:
+            labels: [B, L], or packed [total] with cu_seqlens; -100 becomes padding.
+            cu_seqlens: Offsets of the packed documents.
+        """
+        start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
+        if start is None or pad is None:
+            raise ValueError(f"got decoder_start_token_id={start} and pad_token_id={pad}; shifting labels needs both")
+        shifted = labels.roll(1, -1)
+        if cu_seqlens is None:
+            shifted[..., :1] = start
+        else:
+            starts = torch.zeros(labels.shape[0] + 1, dtype=torch.bool, device=labels.device)
+            starts = starts.index_fill_(0, cu_seqlens.long(), True)
+            shifted = torch.where(starts[:-1], start, shifted)
+        return shifted.masked_fill(shifted == IGNORE_INDEX, pad)
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """Shift labels right, under the name that Transformers' collators look for."""
+        return self.shift_right(labels)
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        encoder_outputs: BaseModelOutput | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Return the inputs of one step of generation: the whole prefix, since this version has no cache."""
+        return {
+            "decoder_input_ids": input_ids,
+            "encoder_outputs": encoder_outputs,
+            "attention_mask": attention_mask,
+            "decoder_attention_mask": decoder_attention_mask,
+        }

@@ -1,0 +1,63 @@
+"""How the sequences of a batch lie in memory: padded rows, or documents packed side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SequenceLayout:
+    """One side of attention: where its sequences begin and end, and which of its tokens are real.
+
+    Args:
+        cu_seqlens: Packed: int tensor [documents + 1], offsets of the documents; None for padded rows.
+        max_seqlen: Packed: the longest document, or an upper bound.
+        starts: Padded: int tensor [B], first real token of each row; None where all are real.
+        lengths: Padded: int tensor [B], real tokens of each row.
+        mask: Padded rows whose padding is not at the ends alone: bool tensor [B, L], True where real. Attention then
+            takes the dense path.
+    """
+
+    cu_seqlens: Tensor | None = None
+    max_seqlen: int | None = None
+    starts: Tensor | None = None
+    lengths: Tensor | None = None
+    mask: Tensor | None = None
+
+    @classmethod
+    def from_attention_mask(cls, attention_mask: Tensor | None) -> SequenceLayout:
+        """Read a padding mask [B, L], non-zero where real: left, right or on both sides, or with holes.
+
+        An eager call looks at the mask's values, which waits for a GPU once. A compiled call can't: it takes each
+        row's real tokens to be contiguous and stops with an assertion on the device where they are not.
+        """
+        if attention_mask is None:
+            return cls()
+        mask = attention_mask.bool()
+        positions = torch.arange(mask.shape[1], device=mask.device)
+        lengths = mask.sum(1)
+        starts = (~mask & (mask.cumsum(1) == 0)).sum(1)  # padding before the first real token
+        starts = torch.where(lengths > 0, starts, 0)
+        contiguous = (mask == ((positions >= starts[:, None]) & (positions < (starts + lengths)[:, None]))).all()
+        if torch.compiler.is_compiling():
+            torch._assert_async(
+                contiguous, "a compiled model takes padding at the ends of a row alone; this attention_mask has holes"
+            )
+            return cls(starts=starts, lengths=lengths)
+        all_contiguous, all_real = torch.stack([contiguous, mask.all()]).tolist()
+        if all_real:
+            return cls()
+        return cls(starts=starts, lengths=lengths) if all_contiguous else cls(mask=mask)
+
+    @classmethod
+    def packed(cls, cu_seqlens: Tensor, max_seqlen: int) -> SequenceLayout:
+        """Documents side by side."""
+        return cls(cu_seqlens=cu_seqlens, max_seqlen=max_seqlen)
+
+    @property
+    def is_packed(self) -> bool:
+        """True for documents side by side."""
+        return self.cu_seqlens is not None
