@@ -7,7 +7,7 @@ from torch import Tensor
 from fat5.ops import AlibiBias, DenseBias, DistanceBias, RelativeBias, flash_attention
 from fat5.ops.attention import blockwise
 from fat5.ops.attention.reference import attention_reference, packed_attention_reference
-from fat5.ops.attention.torch_op import blockwise_attention, blockwise_attention_backward
+from fat5.ops.attention.backends import torch_attention, torch_attention_backward
 
 HEADS, DIM = 2, 6
 BIASES = ["none", "relative", "distance", "alibi", "alibi-signed", "dense"]
@@ -330,13 +330,13 @@ def op_arguments(case: str) -> tuple:
 @pytest.mark.parametrize("case", ["packed", "padded"])
 def test_opcheck(case):
     arguments = op_arguments(case)
-    torch.library.opcheck(blockwise_attention, arguments)
+    torch.library.opcheck(torch_attention, arguments)
     with torch.no_grad():
         q, k, v, *rest = (x.detach() if isinstance(x, Tensor) else x for x in arguments)
-        out, lse = blockwise_attention(q, k, v, *rest)
+        out, lse = torch_attention(q, k, v, *rest)
         for bias_grad in (True, False):
-            inputs = (torch.randn_like(out), q, k, v, out, lse, *rest, bias_grad)
-            torch.library.opcheck(blockwise_attention_backward, inputs)
+            inputs = (torch.randn_like(out), out, lse, bias_grad, q, k, v, *rest)
+            torch.library.opcheck(torch_attention_backward, inputs)
 
 
 @pytest.mark.parametrize("packed", [False, True])

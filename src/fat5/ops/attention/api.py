@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from fat5.errors import nearest
+from fat5.ops.attention.backends import BACKENDS, choose_backend
 from fat5.ops.attention.bias import AlibiBias, AttentionBias, DenseBias, DistanceBias, RelativeBias
-from fat5.ops.attention.torch_op import blockwise_attention
-
-BACKENDS: dict[str, Callable[[], str | None]] = {"torch": lambda: None}
-"""Backends by name, each with a function that returns None where the backend works, else the reason why not."""
 
 _MAX_SEED = 2**31 - 1
 
@@ -63,7 +57,7 @@ def flash_attention(
         max_seqlen_q: length of the longest document, or an upper bound, as a host int; needed when packed.
         max_seqlen_k: the same for k.
         dropout_p: probability of dropping an attention weight; the seed is drawn from the device's torch generator.
-        backend: "auto" or a name in `BACKENDS`.
+        backend: "auto" for the fastest that takes these inputs, or a name in `BACKENDS`.
 
     Returns:
         Shaped and typed as q. Under autocast, q, k and v are cast to autocast's type at the door.
@@ -75,10 +69,6 @@ def flash_attention(
     """
     if window_size is not None:
         raise ValueError(f"got window_size={window_size!r}; it is reserved and must be None in this version")
-    if backend != "auto" and backend not in BACKENDS:
-        raise ValueError(
-            f"got backend={backend!r}; expected 'auto' or one of {sorted(BACKENDS)}{nearest(backend, BACKENDS)}"
-        )
     if torch.is_autocast_enabled(q.device.type):
         dtype = torch.get_autocast_dtype(q.device.type)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
@@ -99,7 +89,10 @@ def flash_attention(
     offset = query_offset if not isinstance(query_offset, Tensor) else None
     if query_offset is None and not packed:
         offset = k.shape[1] - q.shape[1]
-    out, _ = blockwise_attention(
+    if softmax_scale < 0:  # the kernels take the maximum before the scale
+        q, softmax_scale = -q, -softmax_scale
+    attend = choose_backend(backend, q)
+    out, _ = attend(
         q,
         k,
         v,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -72,7 +74,7 @@ def attention_reference(
 
 
 def packed_attention_reference(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, **kwargs
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, **kwargs: Any
 ) -> Tensor:
     """`attention_reference` of each document alone, in the packed layout [total, H, D]; unused rows are 0."""
     out = torch.zeros_like(q)

@@ -1,0 +1,47 @@
+"""Choosing tiles by measurement, behind an environment variable: for those who add a card to the table.
+
+`FAT5_AUTOTUNE=1` times every candidate at the first call of each configuration and prints the row that `tiles.py` would
+hold. Never on by default: it runs a kernel many times and costs seconds a configuration.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import triton
+
+from fat5.ops.attention.tiles import Tile
+
+VARIABLE = "FAT5_AUTOTUNE"
+
+
+def autotuning() -> bool:
+    """True if the environment asks for it."""
+    return os.environ.get(VARIABLE, "0") not in ("", "0")
+
+
+def _candidates(kernel: str) -> list[Tile]:
+    sides = (32, 64, 128)
+    tiles = [Tile(m, n, w, s) for m, n, w, s in itertools.product(sides, sides, (4, 8), (1, 2, 3))]
+    if kernel == "query":  # the band kernel's tiles divide the query kernel's
+        tiles = [t for t in tiles if t.queries % t.keys == 0]
+    return tiles
+
+
+def autotuned_tile(kernel: str, capability: int, block_d: int, preferred: Tile, run: Callable[[Tile], Any]) -> Tile:
+    """Return the fastest tile for `run`, which may be called any number of times, and print its table row."""
+    best, best_ms = preferred, float("inf")
+    for tile in _candidates(kernel):
+        try:
+            ms = triton.testing.do_bench(lambda tile=tile: run(tile), warmup=5, rep=20, return_mode="median")
+        except (triton.runtime.errors.OutOfResources, triton.CompilationError, RuntimeError):
+            continue
+        if ms < best_ms:
+            best, best_ms = tile, ms
+    row = f'("{kernel}", {block_d}): Tile({best.queries}, {best.keys}, {best.warps}, {best.stages}),'
+    print(f"{row}  # sm_{capability}: {best_ms:.4f} ms", file=sys.stderr)
+    return best

@@ -1,0 +1,91 @@
+"""The backends of attention: which exist, which work here, and which one to take."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fat5.errors import nearest
+from fat5.ops.attention import torch_backend
+from fat5.ops.attention.custom_ops import define_ops
+
+MIN_CAPABILITY = (8, 0)
+MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
+
+torch_attention, torch_attention_backward = define_ops("torch", torch_backend.run_forward, torch_backend.run_backward)
+_OPS: dict[str, Any] = {"torch": torch_attention}
+
+if importlib.util.find_spec("triton") is not None:
+    from fat5.ops.attention import launch
+
+    triton_attention, triton_attention_backward = define_ops("triton", launch.run_forward, launch.run_backward)
+    _OPS["triton"] = triton_attention
+
+
+def _torch_unavailable() -> str | None:
+    return None
+
+
+def _triton_unavailable() -> str | None:
+    if "triton" not in _OPS:
+        return "the package triton is not installed"
+    import triton
+
+    if triton.knobs.runtime.interpret:
+        return None
+    if not torch.cuda.is_available():
+        return "there is no CUDA GPU"
+    capability = torch.cuda.get_device_capability()
+    if capability < MIN_CAPABILITY:
+        found, least = (".".join(map(str, c)) for c in (capability, MIN_CAPABILITY))
+        return f"the GPU's compute capability is {found}; the kernels need {least} (Ampere) or later"
+    return None
+
+
+BACKENDS: dict[str, Callable[[], str | None]] = {"torch": _torch_unavailable, "triton": _triton_unavailable}
+"""Backends by name, each with a function that returns None where the backend works, else the reason why not."""
+
+
+def _triton_refuses(q: Tensor) -> str | None:
+    """Return why the triton backend cannot take these queries, or None if it can."""
+    if q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"its kernels take bfloat16, float16 and float32, not {q.dtype}"
+    if not MIN_HEAD_DIM <= q.shape[-1] <= MAX_HEAD_DIM:
+        return f"its kernels take head dimensions from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {q.shape[-1]}"
+    import triton
+
+    if not q.is_cuda and not triton.knobs.runtime.interpret:
+        return f"the tensors are on {q.device}"
+    return None
+
+
+def choose_backend(name: str, q: Tensor) -> Any:
+    """Return the custom op of the backend for these queries.
+
+    Raises:
+        ValueError: An unknown name, or a backend asked for by name that does not work here or for these inputs.
+    """
+    if name == "torch":
+        return _OPS["torch"]
+    if name == "auto":
+        takes = q.is_cuda and _cached_reason("triton") is None and _triton_refuses(q) is None
+        return _OPS["triton" if takes else "torch"]
+    if name not in BACKENDS:
+        raise ValueError(f"got backend={name!r}; expected 'auto' or one of {sorted(BACKENDS)}{nearest(name, BACKENDS)}")
+    reason = _cached_reason(name) or _triton_refuses(q)
+    if reason is not None:
+        raise ValueError(f"got backend={name!r}, which does not work here: {reason}; use 'auto' or 'torch'")
+    return _OPS[name]
+
+
+_reasons: dict[str, str | None] = {}
+
+
+def _cached_reason(name: str) -> str | None:
+    if name not in _reasons:
+        _reasons[name] = BACKENDS[name]()
+    return _reasons[name]

@@ -1,0 +1,109 @@
+"""Attention as custom ops, one pair a backend: opaque to torch.compile, with a fake form and a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fat5.ops.attention.problem import Problem, accumulation_dtype
+
+RunForward = Callable[[Problem], tuple[Tensor, Tensor]]
+RunBackward = Callable[[Problem, Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor, Tensor, Tensor | None]]
+
+_NOT_COMPUTED = 0  # elements of the tensor that stands for a gradient nobody asked for
+
+
+def define_ops(name: str, run_forward: RunForward, run_backward: RunBackward) -> tuple[Any, Any]:
+    """Register `fat5::{name}_attention` and its backward, and return both.
+
+    Args:
+        name: Name of the backend.
+        run_forward: Maps a problem to the output, shaped and typed as q, and the log-sum-exp of the scores in the
+            accumulation type, `problem.lse_shape`, in whatever base the backend's own backward reads.
+        run_backward: Maps a problem, the gradient of the output, both results of the forward and whether the bias
+            takes a gradient, to the gradients of q, k, v and the bias.
+    """
+
+    @torch.library.custom_op(f"fat5::{name}_attention", mutates_args=())
+    def forward(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None,
+        bias_kind: str,
+        offset: int | None,
+        offsets: Tensor | None,
+        key_starts: Tensor | None,
+        key_lengths: Tensor | None,
+        cu_seqlens_q: Tensor | None,
+        cu_seqlens_k: Tensor | None,
+        softmax_scale: float,
+        causal: bool,
+        dropout_p: float,
+        seed: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        return run_forward(
+            Problem(q, k, v, bias, bias_kind, offset, offsets, key_starts, key_lengths, cu_seqlens_q, cu_seqlens_k,
+                    softmax_scale, causal, dropout_p, seed)
+        )  # fmt: skip
+
+    @forward.register_fake
+    def _(*arguments):
+        problem = Problem(*arguments)
+        lse = problem.q.new_empty(problem.lse_shape, dtype=accumulation_dtype(problem.q.dtype))
+        return problem.q.new_empty(problem.q.shape), lse
+
+    @torch.library.custom_op(f"fat5::{name}_attention_backward", mutates_args=())
+    def backward(
+        grad_out: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        bias_grad: bool,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None,
+        bias_kind: str,
+        offset: int | None,
+        offsets: Tensor | None,
+        key_starts: Tensor | None,
+        key_lengths: Tensor | None,
+        cu_seqlens_q: Tensor | None,
+        cu_seqlens_k: Tensor | None,
+        softmax_scale: float,
+        causal: bool,
+        dropout_p: float,
+        seed: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        problem = Problem(
+            q, k, v, bias, bias_kind, offset, offsets, key_starts, key_lengths, cu_seqlens_q, cu_seqlens_k,
+            softmax_scale, causal, dropout_p, seed,
+        )  # fmt: skip
+        grad_q, grad_k, grad_v, grad_bias = run_backward(problem, grad_out, out, lse, bias_grad)
+        return grad_q, grad_k, grad_v, q.new_zeros(_NOT_COMPUTED) if grad_bias is None else grad_bias
+
+    @backward.register_fake
+    def _(grad_out, out, lse, bias_grad, q, k, v, bias, *rest):
+        grad_bias = bias.new_empty(bias.shape) if bias is not None and bias_grad else q.new_empty(_NOT_COMPUTED)
+        return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), grad_bias
+
+    def setup_context(ctx, inputs, output):
+        tensors = [x if isinstance(x, Tensor) else None for x in inputs]
+        ctx.save_for_backward(*output, *tensors)
+        ctx.settings = [None if isinstance(x, Tensor) else x for x in inputs]
+        ctx.set_materialize_grads(False)
+
+    def differentiate(ctx, grad_out, grad_lse):
+        out, lse, *tensors = ctx.saved_tensors
+        if grad_out is None:
+            return (None,) * len(tensors)
+        inputs = [x if s is None else s for x, s in zip(tensors, ctx.settings, strict=True)]
+        bias_grad = inputs[3] is not None and ctx.needs_input_grad[3]
+        *grads, grad_bias = backward(grad_out, out, lse, bias_grad, *inputs)
+        return (*grads, grad_bias if bias_grad else None, *(None,) * (len(inputs) - 4))
+
+    forward.register_autograd(differentiate, setup_context=setup_context)
+    return forward, backward

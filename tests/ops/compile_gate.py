@@ -1,0 +1,182 @@
+"""Compile the attention kernels for every card of the tile table, without a GPU, and check what the assembler says.
+
+`python -m tests.ops.compile_gate` compiles the worst case of each row, `--all` every set of flags. It fails on spills,
+on serialised matrix products, and on more shared memory than the card has. Run it in a process of its own: Triton's
+interpreter must be off when the kernels are imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import re
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from fat5.ops.attention import backward, bias_gradient, forward
+from fat5.ops.attention.tiles import SHARED_MEMORY, Tile, table_rows
+
+MAX_SPILL_BYTES = 16
+KERNELS = {
+    "forward": forward.forward_kernel,
+    "key_value": backward.key_value_kernel,
+    "query": backward.query_kernel,
+    "band": bias_gradient.band_kernel,
+    "dense_bias": bias_gradient.dense_bias_kernel,
+}
+INT_POINTERS = {"Tiles": "*i32", "CuQ": "*i32", "CuK": "*i32", "KeyStarts": "*i64", "KeyLengths": "*i64",
+                "Offsets": "*i64", "Seed": "*i64"}  # fmt: skip
+FLOAT_POINTERS = {"LSE", "Delta", "Sums", "Parts"}
+FLOATS = {"scale", "softmax_scale", "keep_scale"}
+BIAS_NAMES = ("none", "distance", "alibi", "alibi-signed", "dense")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One compilation."""
+
+    architecture: int
+    kernel: str
+    block_d: int
+    itemsize: int
+    tile: Tile
+    bias: int
+    causal: bool
+    packed: bool
+    tails: bool
+    dropout: bool
+
+    def __str__(self) -> str:
+        flags = [n for n in ("causal", "packed", "tails", "dropout") if getattr(self, n)]
+        t = self.tile
+        size = f"{t.queries}x{t.keys} {t.warps} warps {t.stages} stages"
+        return f"sm_{self.architecture} {self.kernel} D{self.block_d} {8 * self.itemsize} bit, {size}, {BIAS_NAMES[self.bias]} {' '.join(flags)}"
+
+
+def source(case: Case) -> ASTSource:
+    """The kernel with the types and constants that a launch would give it."""
+    kernel = KERNELS[case.kernel]
+    element = "*bf16" if case.itemsize == 2 else "*fp32"
+    tails = case.tails or case.packed
+    constants = {
+        "BM": case.tile.queries, "BN": case.tile.keys, "D": case.block_d, "BLOCK_D": case.block_d, "BIAS": case.bias,
+        "RADIUS": (113 if case.causal else 91) if case.bias == 1 else 0, "CAUSAL": case.causal, "VARLEN": case.packed,
+        "OFFSET": 2 if case.packed else 0, "HAS_STARTS": False, "HAS_LENGTHS": case.tails and not case.packed,
+        "EVEN_M": not tails, "EVEN_N": not tails, "DROPOUT": case.dropout, "BIAS_GRAD": case.bias in (1, 2, 3),
+        "ASM": True, "PRECISION": "ieee", "RATIO": 1, "SUM_ROWS": False,
+    }  # fmt: skip
+    absent = set() if case.packed else {"Tiles", "CuQ", "CuK"}
+    absent |= {"Offsets", "KeyStarts"} | (set() if constants["HAS_LENGTHS"] else {"KeyLengths"})
+    absent |= set() if case.dropout else {"Seed"}
+    absent |= {"Bias"} if case.bias == 0 else set()
+    signature, values, attributes = {}, {}, {}
+    for index, parameter in enumerate(kernel.params):
+        name = parameter.name
+        if parameter.is_constexpr:
+            signature[name], values[name] = "constexpr", constants[name]
+        elif name in absent:
+            signature[name], values[name] = "constexpr", None
+        elif name in INT_POINTERS:
+            signature[name] = INT_POINTERS[name]
+        elif name in FLOAT_POINTERS or (name == "Bias" and case.bias in (1, 2, 3)):
+            signature[name] = "*fp32"
+        elif name[0].isupper() and name not in ("H", "M", "N"):
+            signature[name] = element
+        else:
+            signature[name] = "fp32" if name in FLOATS else "i32"
+        if signature[name].startswith("*") or name.endswith(("_row", "_head", "_batch")):
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    return ASTSource(kernel, signature, values, attributes)
+
+
+def check(case: Case) -> tuple[str, list[str]]:
+    """Compile one case and return a line about it and what is wrong."""
+    target = GPUTarget("cuda", case.architecture, 32)
+    options = {"num_warps": case.tile.warps, "num_stages": case.tile.stages}
+    try:
+        compiled = triton.compile(source(case), target=target, options=options)
+    except Exception as error:  # the compiler raises many kinds
+        return str(case), [f"does not compile: {error}"]
+    with tempfile.TemporaryDirectory() as folder:
+        ptx = Path(folder) / "kernel.ptx"
+        ptx.write_text(compiled.asm["ptx"])
+        suffix = "a" if case.architecture in (90, 100, 120) else ""
+        ptxas = Path(triton.backends.__file__).parent / "nvidia" / "bin" / (
+            "ptxas-blackwell" if case.architecture >= 100 else "ptxas"
+        )
+        command = [ptxas, "-v", f"-arch=sm_{case.architecture}{suffix}", ptx, "-o", f"{folder}/kernel.cubin"]
+        said = subprocess.run(command, capture_output=True, text=True, check=False)
+    text = said.stdout + said.stderr
+    registers = int((re.search(r"Used (\d+) registers", text) or [0, 0])[1])
+    spilled = sum(map(int, re.findall(r"(\d+) bytes spill stores", text)))
+    shared = compiled.metadata.shared
+    wrong = [line.strip() for line in text.splitlines() if "C75" in line]
+    if spilled > MAX_SPILL_BYTES:
+        wrong.append(f"spills {spilled} bytes")
+    if shared > SHARED_MEMORY[case.architecture]:
+        wrong.append(f"needs {shared} bytes of shared memory; the card has {SHARED_MEMORY[case.architecture]}")
+    if case.architecture == 90 and case.itemsize == 2 and "wgmma" not in compiled.asm["ptx"]:
+        wrong.append("has no wgmma")
+    if said.returncode:
+        wrong.append(text[-300:])
+    return f"{case}: {registers} registers, {spilled} B spilled, {shared} B shared", wrong
+
+
+def cases(everything: bool) -> list[Case]:
+    """The compilations: for each row of the table its worst case, or every set of flags."""
+    found = []
+    for architecture, kernel, block_d, itemsize, tile in table_rows():
+        biases = {"band": [1], "dense_bias": [4]}.get(kernel, range(5) if everything else [1])
+        if everything:
+            flags = itertools.product(biases, (False, True), (False, True), (False, True), (False, True))
+        else:
+            flags = [(bias, False, kernel != "dense_bias", True, False) for bias in biases]
+        for bias, causal, packed, tails, dropout in flags:
+            if packed and (bias == 4 or not tails):
+                continue
+            found.append(Case(architecture, kernel, block_d, itemsize, tile, bias, causal, packed, tails, dropout))
+    if not everything:  # equal rows of several cards once, and the float32 rows of one card
+        seen = set()
+        kept = []
+        for case in found:
+            key = (case.kernel, case.block_d, case.itemsize, case.tile, SHARED_MEMORY[case.architecture], case.architecture == 90)
+            if key in seen or (case.itemsize == 4 and case.architecture != 86) or case.block_d in (16, 32):
+                continue
+            seen.add(key)
+            kept.append(case)
+        return kept
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--all", action="store_true", help="every set of flags, not the worst case of each row")
+    parser.add_argument("--architecture", type=int, help="only this card, as 90")
+    parser.add_argument("--kernel", choices=KERNELS, help="only this kernel")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--verbose", action="store_true", help="a line a compilation, also where all is well")
+    arguments = parser.parse_args()
+    chosen = [
+        c for c in cases(arguments.all)
+        if arguments.architecture in (None, c.architecture) and arguments.kernel in (None, c.kernel)
+    ]  # fmt: skip
+    failed = 0
+    with ProcessPoolExecutor(arguments.jobs) as pool:
+        for line, wrong in pool.map(check, chosen):
+            failed += bool(wrong)
+            if wrong or arguments.verbose:
+                print(("FAILED " if wrong else "ok     ") + line, *wrong, sep="\n       " if wrong else "")
+    print(f"{len(chosen)} compilations, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
