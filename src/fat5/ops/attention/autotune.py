@@ -14,7 +14,7 @@ from typing import Any
 
 import triton
 
-from fat5.ops.attention.tiles import Tile
+from fat5.ops.attention.tiles import Call, Tile
 
 VARIABLE = "FAT5_AUTOTUNE"
 
@@ -32,16 +32,17 @@ def _candidates(kernel: str) -> list[Tile]:
     return tiles
 
 
-def autotuned_tile(kernel: str, capability: int, block_d: int, preferred: Tile, run: Callable[[Tile], Any]) -> Tile:
+def autotuned_tile(call: Call, preferred: Tile, run: Callable[[Tile], Any]) -> Tile:
     """Return the fastest tile for `run`, which may be called any number of times, and print its table row."""
     best, best_ms = preferred, float("inf")
-    for tile in _candidates(kernel):
+    for tile in _candidates(call.kernel):
         try:
             ms = triton.testing.do_bench(lambda tile=tile: run(tile), warmup=5, rep=20, return_mode="median")
         except (triton.runtime.errors.OutOfResources, triton.CompilationError, RuntimeError):
             continue
         if ms < best_ms:
             best, best_ms = tile, ms
-    row = f'("{kernel}", {block_d}): Tile({best.queries}, {best.keys}, {best.warps}, {best.stages}),'
-    print(f"{row}  # sm_{capability}: {best_ms:.4f} ms", file=sys.stderr)
+    variant = "".join(f', "{name}"' for name in call.variants[:1])
+    row = f'("{call.kernel}", {call.block_d}{variant}): Tile({best.queries}, {best.keys}, {best.warps}, {best.stages}),'
+    print(f"{row}  # sm_{call.capability}: {best_ms:.4f} ms", file=sys.stderr)
     return best

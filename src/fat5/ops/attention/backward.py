@@ -73,7 +73,6 @@ def key_value_kernel(
     Offsets,
     Seed,
     scale,
-    softmax_scale,
     offset,
     threshold,
     keep_scale,
@@ -166,8 +165,8 @@ def key_value_kernel(
     slope = 0.0
     if BIAS == DISTANCE:
         Bias += head64 * (2 * RADIUS + 1) + RADIUS
-        left = tl.load(Bias - RADIUS)
-        right = tl.load(Bias + RADIUS)
+        left = tl.load(Bias - RADIUS) * LOG2E
+        right = tl.load(Bias + RADIUS) * LOG2E
     elif BIAS == ALIBI or BIAS == ALIBI_SIGNED:
         slope = tl.load(Bias + head)
     elif BIAS == DENSE:
@@ -197,21 +196,20 @@ def key_value_kernel(
         s = tl.dot(k, qt, input_precision=PRECISION)  # [BN, BM]
         position = m0 + shift
         distance = keys[:, None] - (position + lanes[None, :])
-        factor = scale
+        factor = scale * LOG2E
         constant = 0.0
         if BIAS == ALIBI or BIAS == ALIBI_SIGNED:
             s = s * scale + slope * alibi_distance(distance, BIAS)
-            factor = 1.0
+            factor = LOG2E
         elif BIAS == DENSE:
             inside = (keys[:, None] < N) & (rows[None, :] < M)
-            s = s * scale + LOG2E * tl.load(
-                Bias + m64 * bias_row + lanes[None, :] * bias_row + keys[:, None], mask=inside, other=0.0
-            ).to(tl.float32)
-            factor = 1.0
+            place = m64 * bias_row + lanes[None, :] * bias_row + keys[:, None]
+            s = s * scale + tl.load(Bias + place, mask=inside, other=0.0).to(tl.float32)
+            factor = LOG2E
         if tile_is_special(position, n0, key_start, key_end, BM, BN, BIAS, RADIUS, CAUSAL, not EVEN_N):
             if BIAS == DISTANCE:
                 s = s * scale + table_bias(distance, Bias, RADIUS, ASM)
-                factor = 1.0
+                factor = LOG2E
             s = mask_scores(s, distance, keys[:, None], key_start, key_end, CAUSAL, not EVEN_N)
         elif BIAS == DISTANCE:
             constant = tl.where(n0 < position, left, right)
@@ -249,7 +247,7 @@ def key_value_kernel(
     if VARLEN:
         num_keys = key_end
     inside = (keys[:, None] < num_keys) & (dims[None, :] < D)
-    tl.store(DK + place, (dk * softmax_scale).to(DK.dtype.element_ty), mask=inside)
+    tl.store(DK + place, (dk * scale).to(DK.dtype.element_ty), mask=inside)
     tl.store(DV + place, (dv * keep_scale).to(DV.dtype.element_ty), mask=inside)
 
 
@@ -272,7 +270,6 @@ def query_kernel(
     Offsets,
     Seed,
     scale,
-    softmax_scale,
     offset,
     threshold,
     keep_scale,
@@ -380,8 +377,8 @@ def query_kernel(
     slope = 0.0
     if BIAS == DISTANCE:
         Bias += head64 * (2 * RADIUS + 1) + RADIUS
-        left = tl.load(Bias - RADIUS)
-        right = tl.load(Bias + RADIUS)
+        left = tl.load(Bias - RADIUS) * LOG2E
+        right = tl.load(Bias + RADIUS) * LOG2E
     elif BIAS == ALIBI or BIAS == ALIBI_SIGNED:
         slope = tl.load(Bias + head)
     elif BIAS == DENSE:
@@ -418,21 +415,20 @@ def query_kernel(
         )  # [BLOCK_D, BN]
         s = tl.dot(q, kt, input_precision=PRECISION)
         distance = keys[None, :] - (position + lanes[:, None])
-        factor = scale
+        factor = scale * LOG2E
         constant = 0.0
         if BIAS == ALIBI or BIAS == ALIBI_SIGNED:
             s = s * scale + slope * alibi_distance(distance, BIAS)
-            factor = 1.0
+            factor = LOG2E
         elif BIAS == DENSE:
             inside = (keys[None, :] >= 0) & (keys[None, :] < N) & (rows[:, None] < M)
-            s = s * scale + LOG2E * tl.load(
-                Bias + lanes[:, None] * bias_row + keys[None, :], mask=inside, other=0.0
-            ).to(tl.float32)
-            factor = 1.0
+            bias = tl.load(Bias + lanes[:, None] * bias_row + keys[None, :], mask=inside, other=0.0)
+            s = s * scale + bias.to(tl.float32)
+            factor = LOG2E
         if tile_is_special(position, n0, key_start, key_end, BM, BN, BIAS, RADIUS, CAUSAL, not EVEN_N):
             if BIAS == DISTANCE:
                 s = s * scale + table_bias(distance, Bias, RADIUS, ASM)
-                factor = 1.0
+                factor = LOG2E
             s = mask_scores(s, distance, keys[None, :], key_start, key_end, CAUSAL, not EVEN_N)
         elif BIAS == DISTANCE:
             constant = tl.where(n0 < position, left, right)
@@ -456,7 +452,7 @@ def query_kernel(
 
     out = DQ + batch64 * dq_batch + head64 * dq_head + (q_first + m0) * dq_row + lanes[:, None] * dq_row + dims[None, :]
     inside = (rows[:, None] < num_queries) & (dims[None, :] < D)
-    tl.store(out, (dq * softmax_scale).to(DQ.dtype.element_ty), mask=inside)
+    tl.store(out, (dq * scale).to(DQ.dtype.element_ty), mask=inside)
     if BIAS_GRAD:
         tl.store(Sums, tl.sum(sum_left, 0))
         tl.store(Sums + 1, tl.sum(sum_right, 0))

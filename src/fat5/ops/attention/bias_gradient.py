@@ -63,6 +63,7 @@ def band_kernel(
     HAS_STARTS: tl.constexpr,
     HAS_LENGTHS: tl.constexpr,
     EVEN_M: tl.constexpr,
+    EVEN_N: tl.constexpr,
     DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -101,9 +102,15 @@ def band_kernel(
         in_query_tile = tile + block % RATIO
         if VARLEN:
             num_queries = tl.where(unused, 0, num_queries)
-        key_end = tl.where((in_query_tile >= first_near) & (in_query_tile <= last_near), key_end, 0)
+        takes_part = (in_query_tile >= first_near) & (in_query_tile <= last_near)
         m0 = block * BM
         n0 = m0 + shift + tile * BM
+        if EVEN_N:
+            # A tile lies inside or outside as a whole. One outside reads some other tile, and its dS is set to 0.
+            takes_part = takes_part & (n0 >= 0) & (n0 < N)
+            n0 = tl.minimum(tl.maximum(n0, 0), N - BM)
+        else:
+            key_end = tl.where(takes_part, key_end, 0)
         rows = m0 + lanes
         keys = n0 + lanes
         q_place = batch64 * q_batch + head64 * q_head + (q_first + m0) * q_row
@@ -116,7 +123,7 @@ def band_kernel(
         )  # fmt: skip
         kt = load_rows(
             K + k_place + lanes[None, :] * k_row + dims[:, None],
-            keys[None, :], key_start, key_end, dims[:, None], D, False, EVEN_D,
+            keys[None, :], key_start, key_end, dims[:, None], D, EVEN_N, EVEN_D,
         )  # fmt: skip
         do = load_rows(
             DO + do_place + lanes[:, None] * do_row + dims[None, :],
@@ -124,14 +131,20 @@ def band_kernel(
         )  # fmt: skip
         vt = load_rows(
             V + v_place + lanes[None, :] * v_row + dims[:, None],
-            keys[None, :], key_start, key_end, dims[:, None], D, False, EVEN_D,
+            keys[None, :], key_start, key_end, dims[:, None], D, EVEN_N, EVEN_D,
         )  # fmt: skip
         place = (batch64 * H + head) * M + q_first + rows
-        lse = tl.load(LSE + place, mask=rows < num_queries, other=float("inf"))
-        delta = tl.load(Delta + place, mask=rows < num_queries, other=0.0)
+        if EVEN_M:
+            lse = tl.load(LSE + place)
+            delta = tl.load(Delta + place)
+        else:
+            lse = tl.load(LSE + place, mask=rows < num_queries, other=float("inf"))
+            delta = tl.load(Delta + place, mask=rows < num_queries, other=0.0)
+        if EVEN_N:
+            lse = tl.where(takes_part, lse, float("inf"))
         s = tl.dot(q, kt, input_precision=PRECISION) * scale + bias
-        s = mask_scores(s, distance, keys[None, :], key_start, key_end, CAUSAL, True)
-        p = tl.exp2(s - lse[:, None])
+        s = mask_scores(s, distance, keys[None, :], key_start, key_end, CAUSAL, not EVEN_N)
+        p = tl.exp2(s * LOG2E - lse[:, None])
         dp = tl.dot(do, vt, input_precision=PRECISION)
         if DROPOUT:
             keep = keep_weights(
@@ -303,10 +316,10 @@ def dense_bias_kernel(
             mask=inside,
             other=0.0,
         ).to(tl.float32)
-        s = tl.dot(q, kt, input_precision=PRECISION) * scale + LOG2E * bias
+        s = tl.dot(q, kt, input_precision=PRECISION) * scale + bias
         distance = keys[None, :] - (m0 + shift + lanes[:, None])
         s = mask_scores(s, distance, keys[None, :], key_start, key_end, CAUSAL, True)
-        p = tl.exp2(s - lse[:, None])
+        p = tl.exp2(s * LOG2E - lse[:, None])
         dp = tl.dot(do, vt, input_precision=PRECISION)
         if DROPOUT:
             keep = keep_weights(batch64 * M + rows[:, None], batch64 * N + keys[None, :], head, Seed, threshold)

@@ -78,7 +78,7 @@ def forward_kernel(
 ):
     """One program: BM queries of one head of one sequence, over all its keys.
 
-    Scores are in units of log2: `scale` and a table hold the factor log2(e), and LSE is a log2.
+    Exponents are of 2: a score is multiplied by log2(e) where it is exponentiated, and LSE is a log2.
     """
     EVEN_D: tl.constexpr = BLOCK_D == D
     dims = tl.arange(0, BLOCK_D)
@@ -122,8 +122,8 @@ def forward_kernel(
     slope = 0.0
     if BIAS == DISTANCE:
         Bias += head64 * (2 * RADIUS + 1) + RADIUS
-        left = tl.load(Bias - RADIUS)
-        right = tl.load(Bias + RADIUS)
+        left = tl.load(Bias - RADIUS) * LOG2E
+        right = tl.load(Bias + RADIUS) * LOG2E
     elif BIAS == ALIBI or BIAS == ALIBI_SIGNED:
         slope = tl.load(Bias + head)
     elif BIAS == DENSE:
@@ -151,21 +151,20 @@ def forward_kernel(
         s = tl.dot(q, k, input_precision=PRECISION)
         distance = keys[None, :] - (position + lanes[:, None])
         # A far tile is never touched element by element: its scale and its constant bias go into the exponent below.
-        factor = scale
+        factor = scale * LOG2E
         constant = 0.0
         if BIAS == ALIBI or BIAS == ALIBI_SIGNED:
             s = s * scale + slope * alibi_distance(distance, BIAS)
-            factor = 1.0
+            factor = LOG2E
         elif BIAS == DENSE:
             inside = (keys[None, :] < N) & (rows[:, None] < M)
-            s = s * scale + LOG2E * tl.load(
-                Bias + lanes[:, None] * bias_row + keys[None, :], mask=inside, other=0.0
-            ).to(tl.float32)
-            factor = 1.0
+            bias = tl.load(Bias + lanes[:, None] * bias_row + keys[None, :], mask=inside, other=0.0)
+            s = s * scale + bias.to(tl.float32)
+            factor = LOG2E
         if tile_is_special(position, n0, key_start, key_end, BM, BN, BIAS, RADIUS, CAUSAL, not EVEN_N):
             if BIAS == DISTANCE:
                 s = s * scale + table_bias(distance, Bias, RADIUS, ASM)
-                factor = 1.0
+                factor = LOG2E
             s = mask_scores(s, distance, keys[None, :], key_start, key_end, CAUSAL, not EVEN_N)
         elif BIAS == DISTANCE:
             constant = tl.where(n0 < position, left, right)

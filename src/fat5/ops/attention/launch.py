@@ -19,10 +19,8 @@ from fat5.ops.attention.bias_gradient import band_kernel, dense_bias_kernel, tab
 from fat5.ops.attention.document_tiles import document_tiles
 from fat5.ops.attention.forward import forward_kernel
 from fat5.ops.attention.problem import Problem
-from fat5.ops.attention.tiles import Tile, fallbacks, preferred_tile
+from fat5.ops.attention.tiles import Call, Tile, fallbacks, preferred_tile
 
-MAX_HEAD_DIM = 256
-_LOG2E = 1.4426950408889634
 _BIAS_KINDS = {
     "none": scores.NO_BIAS.value,
     "distance": scores.DISTANCE.value,
@@ -30,6 +28,7 @@ _BIAS_KINDS = {
     "alibi-signed": scores.ALIBI_SIGNED.value,
     "dense": scores.DENSE.value,
 }
+_WHOLE_TILES = Tile(128, 128, 4, 1)  # lengths that any tile divides
 _BAND_PROGRAMS = 2  # programs of the band kernel a multiprocessor
 
 
@@ -39,13 +38,6 @@ def _block_d(problem: Problem) -> int:
 
 def _radius(problem: Problem) -> int:
     return problem.bias.shape[1] // 2 if problem.bias is not None and problem.bias_kind == "distance" else 0
-
-
-def _kernel_bias(problem: Problem) -> Tensor | None:
-    """Return the bias as the kernels read it: tables and slopes in float32, times log2(e)."""
-    if problem.bias is None or problem.bias_kind == "dense":
-        return problem.bias
-    return (problem.bias.float() * _LOG2E).contiguous()
 
 
 def _even(problem: Problem, tile: Tile) -> tuple[bool, bool]:
@@ -75,7 +67,7 @@ def _common(problem: Problem) -> dict[str, Any]:
         "KeyLengths": problem.key_lengths,
         "Offsets": problem.offsets,
         "Seed": problem.seed if problem.dropout_p > 0 else None,
-        "scale": problem.softmax_scale * _LOG2E,
+        "scale": problem.softmax_scale,
         "offset": problem.offset or 0,
         "threshold": int(problem.dropout_p * 2**32),
         "keep_scale": 1 / (1 - problem.dropout_p),
@@ -94,11 +86,11 @@ def _common(problem: Problem) -> dict[str, Any]:
     }
 
 
-def _any_bias(problem: Problem, kernel_bias: Tensor | None) -> dict[str, Any]:
+def _any_bias(problem: Problem) -> dict[str, Any]:
     """Return what the kernels that take any bias, and documents, need besides."""
     batch, head, row = _bias_strides(problem.bias) if problem.bias_kind == "dense" else (0, 0, 0)
     return {
-        "Bias": kernel_bias,
+        "Bias": problem.bias,
         "bias_batch": batch,
         "bias_head": head,
         "bias_row": row,
@@ -129,8 +121,10 @@ def _unit_stride(x: Tensor) -> Tensor:
 
 
 @functools.cache
-def _capability(index: int) -> int:
-    major, minor = torch.cuda.get_device_capability(index)
+def _capability(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 80
+    major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
 
 
@@ -145,15 +139,22 @@ _fitting: dict[tuple, Tile] = {}
 def _launch(kernel: str, problem: Problem, run: Callable[[Tile], Any]) -> Tile:
     """Run with the table's tile, or the first smaller one that fits the card, and return it."""
     device = problem.q.device
-    capability = _capability(device.index) if device.type == "cuda" else 80
-    key = (kernel, capability, _block_d(problem), problem.q.dtype, problem.bias_kind, problem.causal, problem.packed,
-           problem.dropout_p > 0)  # fmt: skip
+    call = Call(
+        kernel=kernel,
+        capability=_capability(device),
+        block_d=_block_d(problem),
+        itemsize=problem.q.element_size(),
+        causal=problem.causal,
+        num_keys=problem.num_keys,
+        tails=not all(_even(problem, _WHOLE_TILES)),
+    )
+    key = (call, device, problem.q.dtype, problem.bias_kind, problem.dropout_p > 0)
     if key in _fitting:
         run(_fitting[key])
         return _fitting[key]
-    preferred = preferred_tile(kernel, capability, _block_d(problem), problem.q.element_size())
+    preferred = preferred_tile(call)
     if autotuning() and device.type == "cuda":
-        preferred = autotuned_tile(kernel, capability, _block_d(problem), preferred, run)
+        preferred = autotuned_tile(call, preferred, run)
     for tile in fallbacks(preferred):
         try:
             run(tile)
@@ -161,9 +162,7 @@ def _launch(kernel: str, problem: Problem, run: Callable[[Tile], Any]) -> Tile:
             continue
         _fitting[key] = tile
         return tile
-    raise RuntimeError(
-        f"no tile of the {kernel} kernel fits {torch.cuda.get_device_name(device)}, head_dim {_block_d(problem)}"
-    )
+    raise RuntimeError(f"no tile of the {kernel} kernel fits {device} at head dimension {problem.head_dim}")
 
 
 def _on_device(x: Tensor) -> Any:
@@ -184,7 +183,9 @@ def _query_tiles(problem: Problem, block: int) -> Tensor | None:
 
 def _readable(problem: Problem) -> Problem:
     """Return the problem with rows whose elements are neighbours, copied only where they are not."""
-    bias = problem.bias if problem.bias is None or problem.bias_kind != "dense" else _unit_stride(problem.bias)
+    bias = problem.bias
+    if bias is not None:
+        bias = _unit_stride(bias) if problem.bias_kind == "dense" else bias.float().contiguous()
     q, k, v = (_unit_stride(x) for x in (problem.q, problem.k, problem.v))
     return dataclasses.replace(problem, q=q, k=k, v=v, bias=bias)
 
@@ -197,7 +198,7 @@ def run_forward(problem: Problem) -> tuple[Tensor, Tensor]:
     if out.numel() == 0:
         return out, lse.fill_(torch.inf)
     arguments = {"O": out, "LSE": lse, **_strides("o", out), **_common(problem)}
-    arguments |= _any_bias(problem, _kernel_bias(problem))
+    arguments |= _any_bias(problem)
 
     def run(tile: Tile) -> None:
         tiles = _query_tiles(problem, tile.queries)
@@ -216,6 +217,7 @@ def run_backward(
     problem: Problem, grad_out: Tensor, out: Tensor, lse: Tensor, bias_grad: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return the gradients of q, k, v and, if asked for, of the bias in its type."""
+    bias_dtype = None if problem.bias is None else problem.bias.dtype
     problem, grad_out = _readable(problem), _unit_stride(grad_out)
     grad_q, grad_k, grad_v = (
         torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (problem.q, problem.k, problem.v)
@@ -224,10 +226,9 @@ def run_backward(
         zeros = torch.zeros_like(problem.bias) if problem.bias is not None and bias_grad else None
         return grad_q.zero_(), grad_k.zero_(), grad_v.zero_(), zeros
     with _on_device(out):
-        kernel_bias = _kernel_bias(problem)
         arguments = _common(problem) | {"DO": grad_out, "LSE": lse, "Delta": _run_delta(problem, out, grad_out)}
         arguments |= _strides("do", grad_out)
-        any_bias = _any_bias(problem, kernel_bias) | {"softmax_scale": problem.softmax_scale}
+        any_bias = _any_bias(problem)
         _run_keys(problem, arguments | any_bias, grad_k, grad_v)
         sums, tile = _run_queries(problem, arguments | any_bias, grad_q, bias_grad)
         grad_bias = None
@@ -235,9 +236,9 @@ def run_backward(
             if problem.bias_kind == "dense":
                 grad_bias = _run_dense_bias(problem, problem.bias, arguments)
             elif problem.bias_kind == "distance":
-                grad_bias = _run_table(problem, kernel_bias, arguments, sums, tile).to(problem.bias.dtype)
+                grad_bias = _run_table(problem, arguments, sums, tile).to(bias_dtype)
             else:
-                grad_bias = sums[..., 0].sum(1).to(problem.bias.dtype)
+                grad_bias = sums[..., 0].sum(1).to(bias_dtype)
     return grad_q, grad_k, grad_v, grad_bias
 
 
@@ -290,9 +291,7 @@ def _run_queries(
     return sums, tile
 
 
-def _run_table(
-    problem: Problem, kernel_bias: Tensor | None, arguments: dict[str, Any], sums: Tensor, query_tile: Tile
-) -> Tensor:
+def _run_table(problem: Problem, arguments: dict[str, Any], sums: Tensor, query_tile: Tile) -> Tensor:
     """Return the gradient [H, 2R + 1] of a table by distance: the near tiles here, the far ones from the query kernel."""
     side, radius, heads, device = query_tile.keys, _radius(problem), problem.heads, problem.q.device
     first_near = -((radius + side - 2) // side)
@@ -305,14 +304,15 @@ def _run_table(
     blocks = triton.cdiv(problem.num_queries, side)
     items = tiles.shape[0] if tiles is not None else problem.batch * blocks
     shares = max(1, min(items, _BAND_PROGRAMS * _processors(device) // (num_tiles * heads)))
+    even_m, even_n = _even(problem, Tile(side, side, 1, 1))
     parts = torch.empty(shares, heads, num_tiles, 2 * side, dtype=torch.float32, device=device)
 
     def run(tile: Tile) -> None:
         band_kernel[(num_tiles, shares, heads)](
-            Bias=kernel_bias, Parts=parts, Tiles=tiles, CuQ=problem.cu_seqlens_q, CuK=problem.cu_seqlens_k,
+            Bias=problem.bias, Parts=parts, Tiles=tiles, CuQ=problem.cu_seqlens_q, CuK=problem.cu_seqlens_k,
             num_items=items, blocks_a_sequence=blocks, first_tile=first_tile, first_near=first_near,
             last_near=last_near, BM=side, RATIO=ratio, RADIUS=radius, VARLEN=problem.packed,
-            EVEN_M=not problem.packed and problem.num_queries % side == 0,
+            EVEN_M=even_m, EVEN_N=even_n,
             num_warps=tile.warps, num_stages=tile.stages, **arguments,
         )  # fmt: skip
 

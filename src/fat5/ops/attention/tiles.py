@@ -31,65 +31,97 @@ class Tile:
     stages: int
 
 
-_LARGE = {  # sm_80, sm_100: much shared memory
+_AMPERE = {  # sm_80: 163 KB of shared memory
     ("forward", 16): Tile(128, 64, 4, 3),
     ("forward", 32): Tile(128, 64, 4, 3),
     ("forward", 64): Tile(128, 64, 4, 3),
     ("forward", 128): Tile(128, 64, 8, 2),
-    ("forward", 256): Tile(64, 32, 4, 2),
+    ("forward", 256): Tile(64, 64, 8, 2),
     ("key_value", 16): Tile(64, 64, 4, 2),
     ("key_value", 32): Tile(64, 64, 4, 2),
-    ("key_value", 64): Tile(64, 64, 4, 2),
+    ("key_value", 64): Tile(32, 64, 4, 2),
     ("key_value", 128): Tile(32, 64, 4, 2),
-    ("key_value", 256): Tile(32, 32, 4, 1),
+    ("key_value", 256): Tile(32, 64, 8, 1),
     ("query", 16): Tile(64, 64, 4, 2),
     ("query", 32): Tile(64, 64, 4, 2),
     ("query", 64): Tile(64, 64, 4, 2),
-    ("query", 128): Tile(64, 64, 4, 2),
-    ("query", 256): Tile(32, 32, 4, 1),
+    ("query", 128): Tile(64, 64, 8, 2),
+    ("query", 256): Tile(64, 64, 8, 2),
     ("band", 16): Tile(64, 64, 4, 2),
     ("band", 32): Tile(64, 64, 4, 2),
     ("band", 64): Tile(64, 64, 4, 2),
     ("band", 128): Tile(64, 64, 4, 1),
-    ("band", 256): Tile(32, 32, 4, 1),
+    ("band", 256): Tile(64, 64, 8, 1),
     ("dense_bias", 16): Tile(64, 64, 4, 2),
     ("dense_bias", 32): Tile(64, 64, 4, 2),
-    ("dense_bias", 64): Tile(64, 64, 4, 2),
-    ("dense_bias", 128): Tile(64, 64, 4, 1),
-    ("dense_bias", 256): Tile(32, 32, 4, 1),
+    ("dense_bias", 64): Tile(32, 64, 4, 2),
+    ("dense_bias", 128): Tile(64, 64, 8, 1),
+    ("dense_bias", 256): Tile(64, 64, 8, 1),
 }
 
-_SMALL = _LARGE | {  # sm_86, sm_89, sm_120: about 99 KB
+_SMALL = _AMPERE | {  # sm_86, sm_89, sm_120: about 99 KB of shared memory
     ("forward", 128): Tile(64, 64, 4, 2),
     ("forward", 256): Tile(32, 32, 4, 1),
-    ("query", 128): Tile(64, 32, 4, 1),
-    ("band", 128): Tile(32, 32, 4, 1),
+    ("query", 128): Tile(64, 64, 4, 2),
+    ("query", 256): Tile(32, 32, 4, 2),
+    ("band", 128): Tile(64, 64, 4, 1),
+    ("band", 256): Tile(32, 32, 4, 1),
     ("dense_bias", 128): Tile(32, 32, 4, 1),
+    ("dense_bias", 256): Tile(32, 32, 4, 2),
 }
 
-_HOPPER = _LARGE | {
-    ("forward", 64): Tile(128, 64, 4, 3),
-    ("forward", 128): Tile(128, 64, 8, 3),
-    ("forward", 256): Tile(128, 64, 8, 2),
-    ("key_value", 64): Tile(64, 64, 4, 2),
+_BLACKWELL = _AMPERE | {  # sm_100
+    ("key_value", 256): Tile(32, 64, 4, 2),
+    ("query", 128): Tile(64, 64, 4, 2),
+    ("query", 256): Tile(64, 64, 4, 2),
+    ("dense_bias", 128): Tile(64, 64, 4, 2),
+    ("dense_bias", 256): Tile(32, 64, 8, 1),
+}
+
+_HOPPER = _AMPERE | {
+    ("forward", 64): Tile(64, 64, 4, 3),
+    ("forward", 128): Tile(64, 64, 4, 3),
+    ("forward", 256): Tile(128, 32, 8, 2),
+    ("key_value", 64): Tile(32, 64, 4, 3),
     ("key_value", 128): Tile(64, 64, 4, 2),
     ("key_value", 256): Tile(32, 64, 8, 1),
     ("query", 64): Tile(64, 64, 4, 2),
-    ("query", 128): Tile(128, 64, 8, 3),
-    ("query", 256): Tile(64, 32, 4, 1),
+    ("query", 128): Tile(64, 64, 4, 2),
+    ("query", 256): Tile(64, 64, 8, 1),
     ("band", 64): Tile(64, 64, 4, 3),
-    ("band", 128): Tile(64, 64, 4, 2),
+    ("band", 128): Tile(64, 64, 4, 3),
+    ("band", 256): Tile(64, 64, 8, 1),
+    ("dense_bias", 64): Tile(64, 64, 4, 2),
+    ("dense_bias", 256): Tile(64, 64, 8, 1),
 }
 
-_TABLES = {80: _LARGE, 86: _SMALL, 89: _SMALL, 90: _HOPPER, 100: _LARGE, 120: _SMALL}
+# Rows for some calls alone: `long` from 2,048 keys on, `causal`, and `tails` for whatever is not whole tiles.
+_HOPPER_VARIANTS = {
+    ("forward", 64, "long"): Tile(128, 64, 8, 3),
+    ("forward", 64, "causal long"): Tile(64, 128, 4, 3),
+    ("forward", 128, "long"): Tile(128, 64, 8, 3),
+    ("forward", 128, "causal long"): Tile(64, 64, 4, 3),
+    ("key_value", 64, "causal"): Tile(32, 64, 4, 2),
+    ("key_value", 64, "causal long"): Tile(64, 64, 4, 2),
+    ("key_value", 128, "tails"): Tile(32, 64, 4, 3),
+    ("query", 64, "causal"): Tile(64, 64, 4, 3),
+    ("query", 64, "causal long"): Tile(64, 64, 4, 3),
+    ("query", 128, "tails"): Tile(128, 64, 8, 3),
+    ("query", 128, "long"): Tile(128, 64, 8, 3),
+    ("query", 128, "causal long"): Tile(128, 64, 8, 3),
+}
+_LONG = 2048
+
+_TABLES = {80: _AMPERE, 86: _SMALL, 89: _SMALL, 90: _HOPPER, 100: _BLACKWELL, 120: _SMALL}
+_VARIANTS = {90: _HOPPER_VARIANTS}
 
 # True float32 has no matrix unit: small tiles keep the operands in registers.
 _FLOAT32 = {
     16: Tile(32, 32, 4, 1),
     32: Tile(32, 32, 4, 1),
-    64: Tile(32, 32, 4, 1),
-    128: Tile(16, 16, 4, 1),
-    256: Tile(16, 16, 4, 1),
+    64: Tile(32, 32, 4, 2),
+    128: Tile(16, 16, 8, 1),
+    256: Tile(16, 16, 8, 1),
 }
 
 _FALLBACKS = (Tile(64, 32, 4, 1), Tile(32, 32, 4, 1), Tile(16, 16, 4, 1))
@@ -100,11 +132,45 @@ def table_architecture(capability: int) -> int:
     return max((known for known in _TABLES if known <= capability), default=80)
 
 
-def preferred_tile(kernel: str, capability: int, block_d: int, itemsize: int) -> Tile:
-    """Return the table's tile for a kernel, a compute capability (times ten), a padded head dimension and type size."""
-    if itemsize > 2:
-        return _FLOAT32[block_d]
-    return _TABLES[table_architecture(capability)][kernel, block_d]
+@dataclass(frozen=True)
+class Call:
+    """What a row of the table depends on.
+
+    Args:
+        kernel: A name in `KERNELS`.
+        capability: Compute capability times ten.
+        block_d: Head dimension, padded to a power of two.
+        itemsize: Bytes of an element of q.
+        causal: Whether later keys are hidden.
+        num_keys: Keys of a row; of all documents when packed.
+        tails: Whether there is anything but whole tiles: odd lengths, padding, documents.
+    """
+
+    kernel: str
+    capability: int
+    block_d: int
+    itemsize: int
+    causal: bool
+    num_keys: int
+    tails: bool
+
+    @property
+    def variants(self) -> list[str]:
+        """Names of the table's variants for this call, the most specific first."""
+        shape = " ".join(n for n, yes in (("causal", self.causal), ("long", self.num_keys >= _LONG)) if yes)
+        return (["tails"] if self.tails else []) + ([shape] if shape else [])
+
+
+def preferred_tile(call: Call) -> Tile:
+    """Return the table's tile for a call."""
+    if call.itemsize > 2:
+        return _FLOAT32[call.block_d]
+    architecture = table_architecture(call.capability)
+    table, variants = _TABLES[architecture], _VARIANTS.get(architecture, {})
+    for name in call.variants:
+        if (call.kernel, call.block_d, name) in variants:
+            return variants[call.kernel, call.block_d, name]
+    return table[call.kernel, call.block_d]
 
 
 def fallbacks(tile: Tile) -> list[Tile]:
@@ -113,10 +179,14 @@ def fallbacks(tile: Tile) -> list[Tile]:
     return [tile, *smaller]
 
 
-def table_rows() -> list[tuple[int, str, int, int, Tile]]:
-    """Return every row: architecture, kernel, padded head dimension, type size, tile."""
+def table_rows() -> list[tuple[Call, Tile]]:
+    """Return every row with a call that reads it."""
     rows = []
     for architecture, table in _TABLES.items():
-        rows += [(architecture, kernel, block_d, 2, tile) for (kernel, block_d), tile in table.items()]
-        rows += [(architecture, kernel, block_d, 4, tile) for kernel in KERNELS for block_d, tile in _FLOAT32.items()]
+        for (kernel, block_d), tile in table.items():
+            rows.append((Call(kernel, architecture, block_d, 2, False, 1024, False), tile))
+            rows.append((Call(kernel, architecture, block_d, 4, False, 1024, True), _FLOAT32[block_d]))
+        for (kernel, block_d, name), tile in _VARIANTS.get(architecture, {}).items():
+            keys = 4096 if "long" in name else 1024
+            rows.append((Call(kernel, architecture, block_d, 2, "causal" in name, keys, name == "tails"), tile))
     return rows

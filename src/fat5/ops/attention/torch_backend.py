@@ -16,6 +16,7 @@ from fat5.ops.attention.bias_blocks import AlibiBlocks, BiasBlocks, DenseBlocks,
 from fat5.ops.attention.blockwise import Dropout, Sequences, attend, attend_backward
 from fat5.ops.attention.problem import Problem, accumulation_dtype
 
+
 def _dropout(problem: Problem) -> Dropout | None:
     if problem.dropout_p == 0 or problem.seed is None:
         return None

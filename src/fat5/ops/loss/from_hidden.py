@@ -37,7 +37,7 @@ def _blocks(hidden: Tensor, weight: Tensor, labels: Tensor, ignore_index: int, c
     for rows in row_blocks(labels, ignore_index, size):
         targets = labels[rows]
         states = hidden[rows]
-        if labels.device.type != "cpu":  # ignored rows come along here: a NaN in one must not reach the gradients
+        if isinstance(rows, slice):  # ignored rows may have come along: a NaN in one must not reach the gradients
             states = states.masked_fill((targets == ignore_index)[:, None], 0)
         narrow, logits = narrow_buffer[: len(targets)], wide_buffer[: len(targets)]
         torch.mm(states, weight.t(), out=narrow)

@@ -21,14 +21,10 @@ from fat5.ops.loss.rows import (
 def _load_(block: Tensor, logits: Tensor, rows: slice | Tensor, labels: Tensor, ignore_index: int) -> Tensor:
     """Copy rows of `logits` into `block`; an ignored row becomes 0, so that a NaN in it never matters."""
     if isinstance(rows, slice):
-        block.copy_(logits[rows])
-    elif block.dtype == logits.dtype:
-        torch.index_select(logits, 0, rows, out=block)
-    else:
-        block.copy_(logits.index_select(0, rows))
-    if labels.device.type != "cpu":
-        block.masked_fill_((labels == ignore_index)[:, None], 0)
-    return block
+        return block.copy_(logits[rows]).masked_fill_((labels == ignore_index)[:, None], 0)
+    if block.dtype == logits.dtype:
+        return torch.index_select(logits, 0, rows, out=block)
+    return block.copy_(logits.index_select(0, rows))
 
 
 @torch.library.custom_op("fat5::cross_entropy_rows", mutates_args=())

@@ -58,7 +58,8 @@ def check_labels(labels: Tensor, vocab_size: int, ignore_index: int) -> None:
 def row_blocks(labels: Tensor, ignore_index: int, size: int) -> Iterator[slice | Tensor]:
     """Yield the indices of blocks of at most `size` rows that together hold every row that counts.
 
-    On a CPU ignored rows are left out; elsewhere that would make the host wait for the labels, so they come along.
+    On a CPU ignored rows are left out; elsewhere that would make the host wait for the labels, so they come along: a
+    tensor of indices names kept rows alone, a slice may hold ignored ones.
     """
     if labels.device.type == "cpu":
         kept = (labels != ignore_index).nonzero().squeeze(1)
