@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-all lint format clean
+.PHONY: help quickstart test test-all compile-gate lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -31,6 +31,9 @@ test: lint  ## style, types and the tests that take seconds
 
 test-all: lint  ## the slow tests too
 	$(BIN)/python -m pytest -n $(JOBS)
+
+compile-gate: $(VENV)/.dev  ## compile every kernel for every card with every set of flags, without a GPU
+	TRITON_INTERPRET=0 $(BIN)/python -m tests.ops.compile_gate --all --jobs $(JOBS)
 
 lint: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff check .

@@ -58,9 +58,9 @@ class Case:
 
     def __str__(self) -> str:
         flags = [n for n in ("causal", "packed", "tails", "dropout") if getattr(self, n)]
-        t = self.tile
-        size = f"{t.queries}x{t.keys} {t.warps} warps {t.stages} stages"
-        return f"sm_{self.architecture} {self.kernel} D{self.block_d} {8 * self.itemsize} bit, {size}, {BIAS_NAMES[self.bias]} {' '.join(flags)}"
+        size = f"{self.tile.queries}x{self.tile.keys} {self.tile.warps} warps {self.tile.stages} stages"
+        what = f"{self.kernel} D{self.block_d} {8 * self.itemsize} bit"
+        return f"sm_{self.architecture} {what}, {size}, {BIAS_NAMES[self.bias]} {' '.join(flags)}"
 
 
 def source(case: Case) -> ASTSource:

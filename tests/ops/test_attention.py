@@ -6,8 +6,8 @@ from torch import Tensor
 
 from fat5.ops import AlibiBias, DenseBias, DistanceBias, RelativeBias, flash_attention
 from fat5.ops.attention import blockwise
-from fat5.ops.attention.reference import attention_reference, packed_attention_reference
 from fat5.ops.attention.backends import torch_attention, torch_attention_backward
+from fat5.ops.attention.reference import attention_reference, packed_attention_reference
 
 HEADS, DIM = 2, 6
 BIASES = ["none", "relative", "distance", "alibi", "alibi-signed", "dense"]

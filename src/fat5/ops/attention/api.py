@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fat5.ops.attention.backends import BACKENDS, choose_backend
+from fat5.ops.attention.backends import choose_backend
 from fat5.ops.attention.bias import AlibiBias, AttentionBias, DenseBias, DistanceBias, RelativeBias
 
 _MAX_SEED = 2**31 - 1

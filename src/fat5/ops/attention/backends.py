@@ -18,10 +18,14 @@ MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 
 torch_attention, torch_attention_backward = define_ops("torch", torch_backend.run_forward, torch_backend.run_backward)
 _OPS: dict[str, Any] = {"torch": torch_attention}
+_INTERPRETED = False
 
 if importlib.util.find_spec("triton") is not None:
+    import triton
+
     from fat5.ops.attention import launch
 
+    _INTERPRETED = bool(triton.knobs.runtime.interpret)
     triton_attention, triton_attention_backward = define_ops("triton", launch.run_forward, launch.run_backward)
     _OPS["triton"] = triton_attention
 
@@ -33,9 +37,7 @@ def _torch_unavailable() -> str | None:
 def _triton_unavailable() -> str | None:
     if "triton" not in _OPS:
         return "the package triton is not installed"
-    import triton
-
-    if triton.knobs.runtime.interpret:
+    if _INTERPRETED:
         return None
     if not torch.cuda.is_available():
         return "there is no CUDA GPU"
@@ -56,9 +58,7 @@ def _triton_refuses(q: Tensor) -> str | None:
         return f"its kernels take bfloat16, float16 and float32, not {q.dtype}"
     if not MIN_HEAD_DIM <= q.shape[-1] <= MAX_HEAD_DIM:
         return f"its kernels take head dimensions from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {q.shape[-1]}"
-    import triton
-
-    if not q.is_cuda and not triton.knobs.runtime.interpret:
+    if not q.is_cuda and not _INTERPRETED:
         return f"the tensors are on {q.device}"
     return None
 
@@ -85,6 +85,7 @@ def choose_backend(name: str, q: Tensor) -> Any:
 _reasons: dict[str, str | None] = {}
 
 
+@torch.compiler.assume_constant_result
 def _cached_reason(name: str) -> str | None:
     if name not in _reasons:
         _reasons[name] = BACKENDS[name]()

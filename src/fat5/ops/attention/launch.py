@@ -292,7 +292,7 @@ def _run_queries(
 
 
 def _run_table(problem: Problem, arguments: dict[str, Any], sums: Tensor, query_tile: Tile) -> Tensor:
-    """Return the gradient [H, 2R + 1] of a table by distance: the near tiles here, the far ones from the query kernel."""
+    """Return the gradient [H, 2R + 1] of a table by distance; `sums` are those of the far tiles."""
     side, radius, heads, device = query_tile.keys, _radius(problem), problem.heads, problem.q.device
     first_near = -((radius + side - 2) // side)
     last_near = (radius + query_tile.queries - 2) // side

@@ -63,8 +63,8 @@ def sequence_bounds(
 def load_table(pointers, ASM: tl.constexpr):
     """Load table entries one by one.
 
-    A plain load in a loop is pipelined through 4-byte asynchronous copies: 64 KB of shared memory a stage, and 2.5 times
-    the time. The compiler does not look into assembly.
+    A plain load in a loop is pipelined through 4-byte asynchronous copies: 64 KB of shared memory a stage, and 2.5
+    times the time. The compiler does not look into assembly.
     """
     if ASM:
         return tl.inline_asm_elementwise(
