@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
 from fat5 import FAT5Config, FAT5EncoderModel, FAT5ForConditionalGeneration
+from fat5.nn.position import POSITION_ENCODINGS
 from tests.models.conftest import SIZES
 
 TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
@@ -88,10 +89,23 @@ def test_config_round_trip_and_defaults(tmp_path):
     assert FAT5Config(num_layers=5).num_decoder_layers == 5
 
 
+OF_ENCODING = {
+    "alibi_symmetric": ("alibi", False),
+    "alibi_learned_slopes": ("alibi", True),
+    "rotary_theta": ("rotary", 50.0),
+    "rotary_fraction": ("rotary", 0.5),
+    "rotary_interleaved": ("rotary", True),
+    "rotary_scale_base": ("rotary", 30.0),
+    "fire_threshold": ("fire", 4.0),
+    "fire_width": ("fire", 8),
+}
+
+
 @pytest.mark.parametrize("field", [
     "d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads", "relative_attention_num_buckets",
     "relative_attention_max_distance", "dropout_rate", "layer_norm_epsilon", "initializer_factor",
     "feed_forward_proj", "tie_word_embeddings", "scale_decoder_outputs", "z_loss", "label_smoothing", "vocab_size",
+    "randomized_position_range", *OF_ENCODING,
 ])  # fmt: skip
 def test_no_field_is_dead(field, batch):
     """Every field changes a training step from the same seed, or the shapes of the weights."""
@@ -99,17 +113,34 @@ def test_no_field_is_dead(field, batch):
         "num_heads": 2, "feed_forward_proj": "relu", "tie_word_embeddings": True, "scale_decoder_outputs": True,
         "dropout_rate": 0.3, "layer_norm_epsilon": 0.1, "z_loss": 0.1, "label_smoothing": 0.2, "num_layers": 1,
         "num_decoder_layers": 1, "initializer_factor": 2.0, "relative_attention_num_buckets": 6,
+        "randomized_position_range": 100,
     }  # fmt: skip
+    settings = SIZES
+    if field in OF_ENCODING:
+        encoding, other[field] = OF_ENCODING[field]
+        settings = {k: v for k, v in SIZES.items() if not k.startswith("relative_")} | {"position_encoding": encoding}
 
     def step(**changes):
         torch.manual_seed(1)
-        config = FAT5Config(**SIZES | changes)
+        config = FAT5Config(**settings | changes)
         model = FAT5ForConditionalGeneration(config).train()
         shapes = {k: v.shape for k, v in model.state_dict().items()}
         return shapes, model.lm_head.weight.std().item(), model(**batch).loss.item()
 
     value = other.get(field, SIZES.get(field, 0) * 2)
     assert step() != step(**{field: value})
+
+
+def test_no_two_position_encodings_are_the_same(batch):
+    sizes = {k: v for k, v in SIZES.items() if not k.startswith("relative_")}
+    plain = FAT5ForConditionalGeneration(FAT5Config(**sizes, position_encoding="none")).state_dict()
+    losses = set()
+    for encoding in POSITION_ENCODINGS:
+        torch.manual_seed(1)
+        model = FAT5ForConditionalGeneration(FAT5Config(**sizes, position_encoding=encoding)).eval()
+        model.load_state_dict(plain, strict=False)
+        losses.add(model(**batch).loss.item())
+    assert len(losses) == len(POSITION_ENCODINGS)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fat5 import FAT5Config, FAT5EncoderModel, FAT5ForConditionalGeneration
+from fat5.nn import attention as attention_module
 from tests.models.conftest import SIZES
 
 
@@ -215,3 +216,30 @@ def test_packed_on_one_side_alone_is_named(model, batch):
     packed = pack(batch)
     with pytest.raises(ValueError, match="one side alone"):
         model(**{k: v for k, v in packed.items() if not k.startswith("decoder_")})
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_attention_backend_reaches_every_attention(batch, layout, monkeypatch):
+    """The setting is heard by encoder, decoder and cross-attention, and every backend gives the same loss."""
+    from fat5.ops.attention.backends import BACKENDS
+
+    working = [name for name, reason in BACKENDS.items() if reason() is None]
+    losses = {}
+    for name in working:
+        asked = []
+        original = attention_module.flash_attention
+        monkeypatch.setattr(
+            attention_module, "flash_attention", lambda *a, **k: asked.append(k["backend"]) or original(*a, **k)
+        )
+        torch.manual_seed(0)
+        model = FAT5ForConditionalGeneration(FAT5Config(**SIZES | {"d_kv": 16}, attention_backend=name)).eval()
+        losses[name] = model(**pack(batch) if layout == "packed" else batch).loss
+        assert asked == [name] * (2 + 2 * 3)
+        monkeypatch.undo()
+    for loss in losses.values():
+        torch.testing.assert_close(loss, losses["torch"], rtol=1e-4, atol=1e-5)
+
+
+def test_an_unknown_attention_backend_is_named():
+    with pytest.raises(Exception, match="attention_backend='tritan'"):
+        FAT5Config(attention_backend="tritan")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from fat5.nn.feed_forward import ACTIVATIONS
+from fat5.ops.attention.backends import BACKENDS
+from fat5.nn.position import PositionSettings
 
 
 @strict
@@ -22,8 +25,22 @@ class FAT5Config(PreTrainedConfig):
         num_layers: Layers of the encoder.
         num_decoder_layers: Layers of the decoder; by default as many as the encoder's.
         num_heads: Attention heads; the inner width is `num_heads * d_kv`, which need not be `d_model`.
-        relative_attention_num_buckets: Rows of the relative position table.
-        relative_attention_max_distance: Distance in tokens from which the last bucket holds.
+        position_encoding: Position encoding of self-attention: `"relative"` (T5's), `"alibi"`, `"rotary"`, `"fire"` or
+            `"none"`. Cross-attention has none. The settings of the encodings that are not chosen must keep their
+            defaults.
+        relative_attention_num_buckets: relative: rows of the table.
+        relative_attention_max_distance: relative: distance in tokens from which the last bucket holds.
+        alibi_symmetric: alibi: in the encoder, penalise earlier and later keys alike; False lets the first half of the
+            heads see earlier keys alone and the second half later keys alone.
+        alibi_learned_slopes: alibi: train the slopes.
+        rotary_theta: rotary: base of the frequencies.
+        rotary_fraction: rotary: share of each head's channels that is rotated, rounded down to an even number.
+        rotary_interleaved: rotary: pair neighbouring channels instead of the first half with the second.
+        rotary_scale_base: rotary: scale base of xPos in tokens, for the decoder alone; None for none.
+        fire_threshold: fire: initial threshold L in tokens. Fire's memory is quadratic and it takes no packed batches.
+        fire_width: fire: hidden units of the function that makes the bias.
+        randomized_position_range: In training each sequence takes a sorted random subset of range(this) as its
+            positions. rotary: at no cost; other encodings: padded batches alone, with quadratic memory in training.
         dropout_rate: Dropout in every place where T5 has it: embeddings, attention weights, inner activations,
             the output of each sublayer, and the output of each stack.
         layer_norm_epsilon: Added to the mean square in the norms.
@@ -35,6 +52,8 @@ class FAT5Config(PreTrainedConfig):
             by default as `tie_word_embeddings`.
         z_loss: Weight of the z-loss, `z_loss * logsumexp(logits) ** 2` a target token, part of the training loss.
         label_smoothing: Share of the target's probability spread over the vocabulary in the training loss.
+        attention_backend: "auto" for the fastest attention that works, or a backend by name; see
+            `fat5.ops.flash_attention`.
         pad_token_id: Padding.
         eos_token_id: End of a sequence.
         decoder_start_token_id: First input of the decoder; T5's is the padding.
@@ -58,8 +77,18 @@ class FAT5Config(PreTrainedConfig):
     num_layers: int = 12
     num_decoder_layers: int | None = None
     num_heads: int = 8
+    position_encoding: str = "relative"
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
+    alibi_symmetric: bool = True
+    alibi_learned_slopes: bool = False
+    rotary_theta: float | int = 10000.0
+    rotary_fraction: float | int = 1.0
+    rotary_interleaved: bool = False
+    rotary_scale_base: float | int | None = None
+    fire_threshold: float | int = 512.0
+    fire_width: int = 32
+    randomized_position_range: int | None = None
     dropout_rate: float | int = 0.0
     layer_norm_epsilon: float = 1e-6
     initializer_factor: float = 1.0
@@ -68,6 +97,7 @@ class FAT5Config(PreTrainedConfig):
     scale_decoder_outputs: bool | None = None
     z_loss: float | int = 0.0
     label_smoothing: float | int = 0.0
+    attention_backend: str = "auto"
     pad_token_id: int | None = 0
     eos_token_id: int | list[int] | None = 1
     decoder_start_token_id: int | None = 0
@@ -91,6 +121,11 @@ class FAT5Config(PreTrainedConfig):
         """True for gated feed-forward layers."""
         return self.feed_forward_proj.startswith("gated-")
 
+    @property
+    def position_settings(self) -> PositionSettings:
+        """The position encoding of self-attention, checked."""
+        return PositionSettings(**{field.name: getattr(self, field.name) for field in fields(PositionSettings)})
+
     def validate_architecture(self) -> None:
         """Check the sizes; part of the validation that Transformers runs."""
         sizes = (
@@ -109,10 +144,15 @@ class FAT5Config(PreTrainedConfig):
                 f"got relative_attention_num_buckets={buckets} and relative_attention_max_distance={distance}; "
                 "expected an even number of at least 4 buckets, and a distance above half of them"
             )
+        self.position_settings.check_head(self.num_heads, self.d_kv)
         if not 0 <= self.dropout_rate < 1 or not 0 <= self.label_smoothing < 1 or self.z_loss < 0:
             raise ValueError(
                 f"got dropout_rate={self.dropout_rate}, label_smoothing={self.label_smoothing}, z_loss={self.z_loss}; "
                 "expected the first two in [0, 1) and z_loss at least 0"
+            )
+        if self.attention_backend not in ("auto", *BACKENDS):
+            raise ValueError(
+                f"got attention_backend={self.attention_backend!r}; expected 'auto' or one of {sorted(BACKENDS)}"
             )
         if self.activation not in ACTIVATIONS:
             raise ValueError(

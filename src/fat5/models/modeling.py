@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,8 @@ from transformers.modeling_outputs import BaseModelOutput
 from fat5.models.configuration import FAT5Config
 from fat5.models.outputs import FAT5Seq2SeqOutput
 from fat5.models.stack import FAT5Block, FAT5Stack, make_layout, token_shape
-from fat5.nn import Attention, FeedForward, RelativePositionBias, RMSNorm
+from fat5.nn import AlibiSlopes, Attention, FeedForward, FireBias, RelativePositionBias, RMSNorm
+from fat5.nn.position import INITIAL_SCALE, slope_exponents
 from fat5.ops import linear_cross_entropy
 
 IGNORE_INDEX = -100
@@ -47,6 +48,16 @@ class FAT5PreTrainedModel(PreTrainedModel):
             init.normal_(module.o.weight, mean=0.0, std=factor * inner**-0.5)
         elif isinstance(module, RelativePositionBias):
             init.normal_(module.weight, mean=0.0, std=factor * config.d_model**-0.5)
+        elif isinstance(module, AlibiSlopes) and module.log2_slopes is not None:
+            slopes = slope_exponents(module.num_heads, symmetric=module.symmetric, device=module.log2_slopes.device)
+            init.copy_(module.log2_slopes, slopes)
+        elif isinstance(module, FireBias):
+            init.constant_(module.scale, INITIAL_SCALE)
+            init.constant_(module.threshold_factor, 1.0)
+            for layer in (module.hidden, module.output):  # PyTorch's own, as the paper's code has it
+                bound = factor * layer.in_features**-0.5
+                init.uniform_(layer.weight, -bound, bound)
+                init.uniform_(layer.bias, -bound, bound)
         elif isinstance(module, FeedForward):
             for wi in [module.wi_0, module.wi_1] if module.gated else [module.wi]:
                 init.normal_(wi.weight, mean=0.0, std=factor * config.d_model**-0.5)
@@ -61,6 +72,8 @@ class FAT5PreTrainedModel(PreTrainedModel):
                 scale = 1.0 if config.scale_decoder_outputs else config.d_model**-0.5
                 init.normal_(module.lm_head.weight, mean=0.0, std=factor * scale)
 
+    shared: nn.Embedding
+
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """Return which weights are one: the stacks' embeddings always, the LM head where the configuration ties it."""
         tied = dict(self._tied_weights_keys or {})
@@ -74,7 +87,7 @@ class FAT5PreTrainedModel(PreTrainedModel):
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """Replace the embedding in every place."""
-        self.shared = value
+        self.shared = cast(nn.Embedding, value)
         for name in ("encoder", "decoder"):
             if hasattr(self, name):
                 getattr(self, name).embed_tokens = value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 
 from fat5.models.configuration import FAT5Config
-from fat5.nn import Attention, FeedForward, RelativePositionBias, RMSNorm, SequenceLayout
+from fat5.nn import Attention, FeedForward, RMSNorm, SequenceLayout
+from fat5.nn.position import StackPositions, locate
 
 
 class _Sublayer(nn.Module):
@@ -25,28 +26,24 @@ class _Sublayer(nn.Module):
 class SelfAttentionLayer(_Sublayer):
     """Self-attention as a residual sublayer."""
 
-    def __init__(self, config: FAT5Config, *, causal: bool, has_table: bool) -> None:
+    def __init__(self, config: FAT5Config, *, causal: bool, owns_bias: bool) -> None:
         super().__init__(config)
-        table = None
-        if has_table:
-            table = RelativePositionBias(
-                config.relative_attention_num_buckets,
-                config.num_heads,
-                bidirectional=not causal,
-                max_distance=config.relative_attention_max_distance,
-            )
         self.SelfAttention = Attention(
             config.d_model,
             config.num_heads,
             config.d_kv,
             causal=causal,
             dropout=config.dropout_rate,
-            position_bias=table,
+            position=config.position_settings,
+            owns_bias=owns_bias,
+            backend=config.attention_backend,
         )
 
-    def forward(self, hidden_states: Tensor, layout: SequenceLayout, distance_table: Tensor | None) -> Tensor:
+    def forward(
+        self, hidden_states: Tensor, layout: SequenceLayout, position_bias: Tensor | None, positions: StackPositions
+    ) -> Tensor:
         """Return the states after this sublayer."""
-        attended = self.SelfAttention(self.layer_norm(hidden_states), layout, distance_table)
+        attended = self.SelfAttention(self.layer_norm(hidden_states), layout, position_bias, positions)
         return hidden_states + self.dropout(attended)
 
 
@@ -55,7 +52,13 @@ class CrossAttentionLayer(_Sublayer):
 
     def __init__(self, config: FAT5Config) -> None:
         super().__init__(config)
-        self.EncDecAttention = Attention(config.d_model, config.num_heads, config.d_kv, dropout=config.dropout_rate)
+        self.EncDecAttention = Attention(
+            config.d_model,
+            config.num_heads,
+            config.d_kv,
+            dropout=config.dropout_rate,
+            backend=config.attention_backend,
+        )
 
     def forward(
         self, hidden_states: Tensor, layout: SequenceLayout, encoder_states: Tensor, encoder_layout: SequenceLayout
@@ -88,9 +91,9 @@ class FeedForwardLayer(_Sublayer):
 class FAT5Block(GradientCheckpointingLayer):
     """One layer of a stack: self-attention, in a decoder cross-attention, feed-forward."""
 
-    def __init__(self, config: FAT5Config, *, is_decoder: bool, has_table: bool) -> None:
+    def __init__(self, config: FAT5Config, *, is_decoder: bool, owns_bias: bool) -> None:
         super().__init__()
-        self.layer = nn.ModuleList([SelfAttentionLayer(config, causal=is_decoder, has_table=has_table)])
+        self.layer = nn.ModuleList([SelfAttentionLayer(config, causal=is_decoder, owns_bias=owns_bias)])
         if is_decoder:
             self.layer.append(CrossAttentionLayer(config))
         self.layer.append(FeedForwardLayer(config))
@@ -98,22 +101,25 @@ class FAT5Block(GradientCheckpointingLayer):
     def forward(
         self,
         hidden_states: Tensor,
-        distance_table: Tensor | None,
+        position_bias: Tensor | None,
         encoder_states: Tensor | None,
         layout: SequenceLayout,
+        positions: StackPositions,
         encoder_layout: SequenceLayout | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the new states and the bias by distance: this block's own if it has a table, else the one it got.
+        """Return the new states and the stack's position bias: this block's own if it makes one, else the one it got.
 
-        The bias is made inside the block that owns its table, so that a wrapper that gathers parameters a block at a
-        time finds them there.
+        The bias is made inside the block that owns its parameters, so that a wrapper that gathers parameters a block at
+        a time finds them there.
         """
-        own_table = self.layer[0].SelfAttention.distance_table()
-        distance_table = own_table if own_table is not None else distance_table
-        hidden_states = self.layer[0](hidden_states, layout, distance_table)
+        own_bias = cast(SelfAttentionLayer, self.layer[0]).SelfAttention.own_bias(
+            positions, layout, hidden_states.device
+        )
+        position_bias = own_bias if own_bias is not None else position_bias
+        hidden_states = self.layer[0](hidden_states, layout, position_bias, positions)
         if encoder_states is not None:
             hidden_states = self.layer[1](hidden_states, layout, encoder_states, encoder_layout)
-        return self.layer[-1](hidden_states), distance_table
+        return self.layer[-1](hidden_states), position_bias
 
 
 class FAT5Stack(nn.Module):
@@ -125,9 +131,11 @@ class FAT5Stack(nn.Module):
         super().__init__()
         num_layers = config.num_decoder_layers if is_decoder else config.num_layers
         self.is_decoder = is_decoder
+        self.position = config.position_settings
+        self.head_dim = config.d_kv
         self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model)
         self.block = nn.ModuleList(
-            FAT5Block(config, is_decoder=is_decoder, has_table=i == 0) for i in range(num_layers or 0)
+            FAT5Block(config, is_decoder=is_decoder, owns_bias=i == 0) for i in range(num_layers or 0)
         )
         self.final_layer_norm = RMSNorm(config.d_model, eps=config.layer_norm_epsilon)
         self.dropout = nn.Dropout(config.dropout_rate)
@@ -170,12 +178,20 @@ class FAT5Stack(nn.Module):
             layout = make_layout(token_shape(input_ids, inputs_embeds), attention_mask, cu_seqlens, max_seqlen)
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         hidden_states = self.dropout(hidden_states)
-        distance_table: Tensor | None = None
+        positions = locate(
+            self.position, layout, hidden_states, self.head_dim, causal=self.is_decoder, training=self.training
+        )
+        position_bias: Tensor | None = None
         seen: list[Tensor] = []
         for block in self.block:
             seen.append(hidden_states)
-            hidden_states, distance_table = block(
-                hidden_states, distance_table, encoder_states, layout=layout, encoder_layout=encoder_layout
+            hidden_states, position_bias = block(
+                hidden_states,
+                position_bias,
+                encoder_states,
+                layout=layout,
+                positions=positions,
+                encoder_layout=encoder_layout,
             )
         hidden_states = self.dropout(self.final_layer_norm(hidden_states))
         all_states = (*seen, hidden_states) if output_hidden_states else None

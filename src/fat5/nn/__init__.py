@@ -1,9 +1,18 @@
-"""Modules: T5's attention, feed-forward, norm and position bias."""
+"""Modules: T5's attention, feed-forward and norm, and position encodings."""
 
 from fat5.nn.attention import Attention
 from fat5.nn.feed_forward import FeedForward
 from fat5.nn.layout import SequenceLayout
 from fat5.nn.norm import RMSNorm
-from fat5.nn.position import RelativePositionBias
+from fat5.nn.position import AlibiSlopes, FireBias, PositionSettings, RelativePositionBias
 
-__all__ = ["Attention", "FeedForward", "RMSNorm", "RelativePositionBias", "SequenceLayout"]
+__all__ = [
+    "AlibiSlopes",
+    "Attention",
+    "FeedForward",
+    "FireBias",
+    "PositionSettings",
+    "RMSNorm",
+    "RelativePositionBias",
+    "SequenceLayout",
+]

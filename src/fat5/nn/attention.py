@@ -6,8 +6,19 @@ import torch
 from torch import Tensor, nn
 
 from fat5.nn.layout import SequenceLayout
-from fat5.nn.position import RelativePositionBias
-from fat5.ops import DenseBias, DistanceBias, flash_attention
+from fat5.nn.position import (
+    BIAS_NAMES,
+    PositionSettings,
+    StackPositions,
+    attention_bias,
+    bias_module,
+    hide_holes,
+    one_sided_attention,
+    shared_bias,
+)
+from fat5.ops import AlibiBias, DenseBias, DistanceBias, flash_attention
+
+_SLOTS = StackPositions()
 
 
 class Attention(nn.Module):
@@ -19,7 +30,9 @@ class Attention(nn.Module):
         head_dim: Width of a head; the inner width is `num_heads * head_dim`.
         causal: Hide the keys that come after the query.
         dropout: Probability of dropping an attention weight in training.
-        position_bias: T5's table where this layer owns one, else None.
+        position: Position encoding of self-attention; None, as in cross-attention, for none of any kind.
+        owns_bias: This layer holds the parameters of the bias that the layers of its stack share.
+        backend: Backend of `fat5.ops.flash_attention`.
     """
 
     def __init__(
@@ -30,7 +43,9 @@ class Attention(nn.Module):
         *,
         causal: bool = False,
         dropout: float = 0.0,
-        position_bias: RelativePositionBias | None = None,
+        position: PositionSettings | None = None,
+        owns_bias: bool = False,
+        backend: str = "auto",
     ) -> None:
         super().__init__()
         inner = num_heads * head_dim
@@ -38,23 +53,31 @@ class Attention(nn.Module):
         self.head_dim = head_dim
         self.causal = causal
         self.dropout = dropout
+        self.position = position
+        self.backend = backend
         self.q = nn.Linear(d_model, inner, bias=False)
         self.k = nn.Linear(d_model, inner, bias=False)
         self.v = nn.Linear(d_model, inner, bias=False)
         self.o = nn.Linear(inner, d_model, bias=False)
-        if position_bias is not None:
-            self.relative_attention_bias = position_bias
+        self.bias_name: str | None = None
+        module = bias_module(position, num_heads, causal=causal) if position is not None and owns_bias else None
+        if position is not None and module is not None:
+            self.bias_name = BIAS_NAMES[position.position_encoding]
+            self.add_module(self.bias_name, module)
 
-    def distance_table(self) -> Tensor | None:
-        """Return this layer's own bias by distance, [num_heads, 2R + 1] in float32, or None if it owns no table."""
-        own = getattr(self, "relative_attention_bias", None)
-        return own.by_distance().table if own is not None else None
+    def own_bias(self, positions: StackPositions, layout: SequenceLayout, device: torch.device) -> Tensor | None:
+        """Return what the layers of this layer's stack share, see `shared_bias`, or None if this layer owns none."""
+        if self.position is None or self.bias_name is None:
+            return None
+        module = getattr(self, self.bias_name)
+        return shared_bias(self.position, module, positions, layout, device, causal=self.causal)
 
     def forward(
         self,
         hidden_states: Tensor,
         layout: SequenceLayout,
-        distance_table: Tensor | None = None,
+        position_bias: Tensor | None = None,
+        positions: StackPositions = _SLOTS,
         key_value_states: Tensor | None = None,
         key_value_layout: SequenceLayout | None = None,
     ) -> Tensor:
@@ -63,7 +86,8 @@ class Attention(nn.Module):
         Args:
             hidden_states: [B, Lq, d_model], or packed [total_q, d_model].
             layout: Layout of the queries, and of the keys in self-attention.
-            distance_table: Bias by distance [num_heads, 2R + 1], or None for no bias.
+            position_bias: Self-attention: what `own_bias` of the stack's first layer returned, or None for no bias.
+            positions: Self-attention: the stack's positions.
             key_value_states: Cross-attention: what keys and values are made from, [B, Lk, d_model] or packed.
             key_value_layout: Cross-attention: its layout.
 
@@ -75,9 +99,17 @@ class Attention(nn.Module):
         q = self.q(hidden_states).unflatten(-1, (self.num_heads, self.head_dim))  # [..., Lq, H, D]
         k = self.k(source).unflatten(-1, (self.num_heads, self.head_dim))
         v = self.v(source).unflatten(-1, (self.num_heads, self.head_dim))
-        bias: DistanceBias | DenseBias | None = DistanceBias(distance_table) if distance_table is not None else None
-        if key_layout.mask is not None:
-            bias = _with_holes(bias, key_layout.mask, q.shape[1], k.shape[1])
+        dropout_p = self.dropout if self.training else 0.0
+        bias: DistanceBias | AlibiBias | DenseBias | None
+        if self.position is None:
+            bias = hide_holes(key_layout)
+        else:
+            if positions.rotation is not None:
+                q, k = positions.rotation(q, k)
+            bias = attention_bias(self.position, position_bias, layout)
+            if self.position.is_one_sided(causal=self.causal) and isinstance(bias, AlibiBias):
+                out = one_sided_attention(q, k, v, bias.slopes, layout, dropout_p=dropout_p, backend=self.backend)
+                return self.o(out.flatten(-2))
         out = flash_attention(
             q,
             k,
@@ -90,14 +122,7 @@ class Attention(nn.Module):
             cu_seqlens_k=key_layout.cu_seqlens,
             max_seqlen_q=layout.max_seqlen,
             max_seqlen_k=key_layout.max_seqlen,
-            dropout_p=self.dropout if self.training else 0.0,
+            dropout_p=dropout_p,
+            backend=self.backend,
         )
         return self.o(out.flatten(-2))
-
-
-def _with_holes(bias: DistanceBias | None, mask: Tensor, num_queries: int, num_keys: int) -> DenseBias:
-    """Materialise the bias [1, H, Lq, Lk] with the padding [B, 1, 1, Lk] hidden; distances are those of the slots."""
-    dtype = bias.table.dtype if bias is not None else torch.float32
-    hidden = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
-    hidden = hidden[:, None, None]
-    return DenseBias(hidden if bias is None else bias.dense(num_queries, num_keys, num_keys - num_queries) + hidden)

@@ -30,6 +30,10 @@ class FeedForward(nn.Module):
         dropout: Probability of dropping an inner activation in training.
     """
 
+    wi: nn.Linear
+    wi_0: nn.Linear
+    wi_1: nn.Linear
+
     def __init__(self, d_model: int, d_ff: int, *, activation: str, gated: bool, dropout: float = 0.0) -> None:
         super().__init__()
         if activation not in ACTIVATIONS:

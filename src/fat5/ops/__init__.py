@@ -11,6 +11,7 @@ from fat5.ops.attention.bias import (
 )
 from fat5.ops.loss import CrossEntropyOutput, cross_entropy, linear_cross_entropy
 from fat5.ops.norm import rms_norm
+from fat5.ops.rotary import apply_rotary, rotary_phases, xpos_scale
 
 __all__ = [
     "AlibiBias",
@@ -18,10 +19,13 @@ __all__ = [
     "DenseBias",
     "DistanceBias",
     "RelativeBias",
+    "apply_rotary",
     "cross_entropy",
     "flash_attention",
     "linear_cross_entropy",
     "relative_position_buckets",
     "rms_norm",
+    "rotary_phases",
     "saturation_radius",
+    "xpos_scale",
 ]

@@ -1,4 +1,8 @@
-"""The backward kernels: delta, the gradients of keys and values, and the gradient of queries."""
+"""The backward kernels: delta, the gradients of keys and values, and the gradient of queries.
+
+Exponents are of 2: `scale`, tables and slopes come multiplied by log2(e). Multiplying in the kernel, as the forward
+does, costs 12 % here (measured on an H200).
+"""
 
 from __future__ import annotations
 
@@ -73,6 +77,7 @@ def key_value_kernel(
     Offsets,
     Seed,
     scale,
+    softmax_scale,
     offset,
     threshold,
     keep_scale,
@@ -165,8 +170,8 @@ def key_value_kernel(
     slope = 0.0
     if BIAS == DISTANCE:
         Bias += head64 * (2 * RADIUS + 1) + RADIUS
-        left = tl.load(Bias - RADIUS) * LOG2E
-        right = tl.load(Bias + RADIUS) * LOG2E
+        left = tl.load(Bias - RADIUS)
+        right = tl.load(Bias + RADIUS)
     elif BIAS == ALIBI or BIAS == ALIBI_SIGNED:
         slope = tl.load(Bias + head)
     elif BIAS == DENSE:
@@ -196,20 +201,20 @@ def key_value_kernel(
         s = tl.dot(k, qt, input_precision=PRECISION)  # [BN, BM]
         position = m0 + shift
         distance = keys[:, None] - (position + lanes[None, :])
-        factor = scale * LOG2E
+        factor = scale
         constant = 0.0
         if BIAS == ALIBI or BIAS == ALIBI_SIGNED:
             s = s * scale + slope * alibi_distance(distance, BIAS)
-            factor = LOG2E
+            factor = 1.0
         elif BIAS == DENSE:
             inside = (keys[:, None] < N) & (rows[None, :] < M)
             place = m64 * bias_row + lanes[None, :] * bias_row + keys[:, None]
-            s = s * scale + tl.load(Bias + place, mask=inside, other=0.0).to(tl.float32)
-            factor = LOG2E
+            s = s * scale + LOG2E * tl.load(Bias + place, mask=inside, other=0.0).to(tl.float32)
+            factor = 1.0
         if tile_is_special(position, n0, key_start, key_end, BM, BN, BIAS, RADIUS, CAUSAL, not EVEN_N):
             if BIAS == DISTANCE:
                 s = s * scale + table_bias(distance, Bias, RADIUS, ASM)
-                factor = LOG2E
+                factor = 1.0
             s = mask_scores(s, distance, keys[:, None], key_start, key_end, CAUSAL, not EVEN_N)
         elif BIAS == DISTANCE:
             constant = tl.where(n0 < position, left, right)
@@ -247,7 +252,7 @@ def key_value_kernel(
     if VARLEN:
         num_keys = key_end
     inside = (keys[:, None] < num_keys) & (dims[None, :] < D)
-    tl.store(DK + place, (dk * scale).to(DK.dtype.element_ty), mask=inside)
+    tl.store(DK + place, (dk * softmax_scale).to(DK.dtype.element_ty), mask=inside)
     tl.store(DV + place, (dv * keep_scale).to(DV.dtype.element_ty), mask=inside)
 
 
@@ -270,6 +275,7 @@ def query_kernel(
     Offsets,
     Seed,
     scale,
+    softmax_scale,
     offset,
     threshold,
     keep_scale,
@@ -377,8 +383,8 @@ def query_kernel(
     slope = 0.0
     if BIAS == DISTANCE:
         Bias += head64 * (2 * RADIUS + 1) + RADIUS
-        left = tl.load(Bias - RADIUS) * LOG2E
-        right = tl.load(Bias + RADIUS) * LOG2E
+        left = tl.load(Bias - RADIUS)
+        right = tl.load(Bias + RADIUS)
     elif BIAS == ALIBI or BIAS == ALIBI_SIGNED:
         slope = tl.load(Bias + head)
     elif BIAS == DENSE:
@@ -415,20 +421,20 @@ def query_kernel(
         )  # [BLOCK_D, BN]
         s = tl.dot(q, kt, input_precision=PRECISION)
         distance = keys[None, :] - (position + lanes[:, None])
-        factor = scale * LOG2E
+        factor = scale
         constant = 0.0
         if BIAS == ALIBI or BIAS == ALIBI_SIGNED:
             s = s * scale + slope * alibi_distance(distance, BIAS)
-            factor = LOG2E
+            factor = 1.0
         elif BIAS == DENSE:
             inside = (keys[None, :] >= 0) & (keys[None, :] < N) & (rows[:, None] < M)
             bias = tl.load(Bias + lanes[:, None] * bias_row + keys[None, :], mask=inside, other=0.0)
-            s = s * scale + bias.to(tl.float32)
-            factor = LOG2E
+            s = s * scale + LOG2E * bias.to(tl.float32)
+            factor = 1.0
         if tile_is_special(position, n0, key_start, key_end, BM, BN, BIAS, RADIUS, CAUSAL, not EVEN_N):
             if BIAS == DISTANCE:
                 s = s * scale + table_bias(distance, Bias, RADIUS, ASM)
-                factor = LOG2E
+                factor = 1.0
             s = mask_scores(s, distance, keys[None, :], key_start, key_end, CAUSAL, not EVEN_N)
         elif BIAS == DISTANCE:
             constant = tl.where(n0 < position, left, right)
@@ -452,7 +458,7 @@ def query_kernel(
 
     out = DQ + batch64 * dq_batch + head64 * dq_head + (q_first + m0) * dq_row + lanes[:, None] * dq_row + dims[None, :]
     inside = (rows[:, None] < num_queries) & (dims[None, :] < D)
-    tl.store(out, (dq * scale).to(DQ.dtype.element_ty), mask=inside)
+    tl.store(out, (dq * softmax_scale).to(DQ.dtype.element_ty), mask=inside)
     if BIAS_GRAD:
         tl.store(Sums, tl.sum(sum_left, 0))
         tl.store(Sums + 1, tl.sum(sum_right, 0))

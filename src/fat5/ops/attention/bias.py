@@ -119,6 +119,22 @@ class DistanceBias:
         return values[None] if values.ndim == 3 else values.transpose(0, 1)
 
 
+class _ExpandBuckets(torch.autograd.Function):
+    """Look up a table [num_buckets, H] at buckets [2R + 1], as [H, 2R + 1]; the gradient adds up without atomics."""
+
+    @staticmethod
+    def forward(ctx, table, buckets):
+        ctx.save_for_backward(buckets)
+        ctx.num_buckets = table.shape[0]
+        return table.T.index_select(1, buckets)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (buckets,) = ctx.saved_tensors
+        one_hot = buckets == torch.arange(ctx.num_buckets, device=grad.device)[:, None]  # [num_buckets, 2R + 1]
+        return (grad * one_hot[:, None]).sum(-1), None
+
+
 @dataclass(frozen=True)
 class RelativeBias:
     """T5's learned relative position bias.
@@ -161,10 +177,8 @@ class RelativeBias:
         num_buckets = self.table.shape[0]
         find = _table_buckets if torch.compiler.is_compiling() else _cached_buckets
         buckets = find(num_buckets, self.bidirectional, self.max_distance, self.table.device)
-        one_hot = buckets[:, None] == torch.arange(num_buckets, device=self.table.device)  # [2R + 1, num_buckets]
         table = self.table.to(torch.promote_types(self.table.dtype, torch.float32))
-        values = torch.where(one_hot[:, :, None], table, table.new_zeros(()))  # [2R + 1, num_buckets, H]
-        return DistanceBias(values.sum(1).T.contiguous())
+        return DistanceBias(_ExpandBuckets.apply(table, buckets))
 
 
 @dataclass(frozen=True)

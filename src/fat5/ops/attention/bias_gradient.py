@@ -144,7 +144,7 @@ def band_kernel(
             lse = tl.where(takes_part, lse, float("inf"))
         s = tl.dot(q, kt, input_precision=PRECISION) * scale + bias
         s = mask_scores(s, distance, keys[None, :], key_start, key_end, CAUSAL, not EVEN_N)
-        p = tl.exp2(s * LOG2E - lse[:, None])
+        p = tl.exp2(s - lse[:, None])
         dp = tl.dot(do, vt, input_precision=PRECISION)
         if DROPOUT:
             keep = keep_weights(
@@ -316,10 +316,10 @@ def dense_bias_kernel(
             mask=inside,
             other=0.0,
         ).to(tl.float32)
-        s = tl.dot(q, kt, input_precision=PRECISION) * scale + bias
+        s = tl.dot(q, kt, input_precision=PRECISION) * scale + LOG2E * bias
         distance = keys[None, :] - (m0 + shift + lanes[:, None])
         s = mask_scores(s, distance, keys[None, :], key_start, key_end, CAUSAL, True)
-        p = tl.exp2(s * LOG2E - lse[:, None])
+        p = tl.exp2(s - lse[:, None])
         dp = tl.dot(do, vt, input_precision=PRECISION)
         if DROPOUT:
             keep = keep_weights(batch64 * M + rows[:, None], batch64 * N + keys[None, :], head, Seed, threshold)

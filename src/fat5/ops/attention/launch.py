@@ -28,6 +28,7 @@ _BIAS_KINDS = {
     "alibi-signed": scores.ALIBI_SIGNED.value,
     "dense": scores.DENSE.value,
 }
+_LOG2E = 1.4426950408889634
 _WHOLE_TILES = Tile(128, 128, 4, 1)  # lengths that any tile divides
 _BAND_PROGRAMS = 2  # programs of the band kernel a multiprocessor
 
@@ -84,6 +85,12 @@ def _common(problem: Problem) -> dict[str, Any]:
         # Full float32 products, unless the user lets PyTorch's own be TF32.
         "PRECISION": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee",
     }
+
+
+def _in_log2(problem: Problem) -> Problem:
+    """Return the problem with scale, table and slopes in units of log2, as the backward kernels read them."""
+    bias = problem.bias if problem.bias is None or problem.bias_kind == "dense" else problem.bias * _LOG2E
+    return dataclasses.replace(problem, bias=bias, softmax_scale=problem.softmax_scale * _LOG2E)
 
 
 def _any_bias(problem: Problem) -> dict[str, Any]:
@@ -145,7 +152,6 @@ def _launch(kernel: str, problem: Problem, run: Callable[[Tile], Any]) -> Tile:
         block_d=_block_d(problem),
         itemsize=problem.q.element_size(),
         causal=problem.causal,
-        num_keys=problem.num_keys,
         tails=not all(_even(problem, _WHOLE_TILES)),
     )
     key = (call, device, problem.q.dtype, problem.bias_kind, problem.dropout_p > 0)
@@ -205,7 +211,7 @@ def run_forward(problem: Problem) -> tuple[Tensor, Tensor]:
         even_m, even_n = _even(problem, tile)
         forward_kernel[_grid(problem, problem.num_queries, tile.queries, tiles)](
             Tiles=tiles, BM=tile.queries, BN=tile.keys, EVEN_M=even_m, EVEN_N=even_n,
-            num_warps=tile.warps, num_stages=tile.stages, **arguments,
+            **tile.options(), **arguments,
         )  # fmt: skip
 
     with _on_device(out):
@@ -218,7 +224,8 @@ def run_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return the gradients of q, k, v and, if asked for, of the bias in its type."""
     bias_dtype = None if problem.bias is None else problem.bias.dtype
-    problem, grad_out = _readable(problem), _unit_stride(grad_out)
+    softmax_scale = problem.softmax_scale
+    problem, grad_out = _in_log2(_readable(problem)), _unit_stride(grad_out)
     grad_q, grad_k, grad_v = (
         torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (problem.q, problem.k, problem.v)
     )
@@ -228,17 +235,16 @@ def run_backward(
     with _on_device(out):
         arguments = _common(problem) | {"DO": grad_out, "LSE": lse, "Delta": _run_delta(problem, out, grad_out)}
         arguments |= _strides("do", grad_out)
-        any_bias = _any_bias(problem)
+        any_bias = _any_bias(problem) | {"softmax_scale": softmax_scale}
         _run_keys(problem, arguments | any_bias, grad_k, grad_v)
         sums, tile = _run_queries(problem, arguments | any_bias, grad_q, bias_grad)
         grad_bias = None
-        if problem.bias is not None and bias_grad:
-            if problem.bias_kind == "dense":
-                grad_bias = _run_dense_bias(problem, problem.bias, arguments)
-            elif problem.bias_kind == "distance":
-                grad_bias = _run_table(problem, arguments, sums, tile).to(bias_dtype)
-            else:
-                grad_bias = sums[..., 0].sum(1).to(bias_dtype)
+        if problem.bias is not None and bias_grad and problem.bias_kind == "dense":
+            grad_bias = _run_dense_bias(problem, problem.bias, arguments)
+        elif problem.bias is not None and sums is not None:
+            table = problem.bias_kind == "distance"
+            grad_bias = _run_table(problem, arguments, sums, tile) if table else sums[..., 0].sum(1)
+            grad_bias = grad_bias.to(bias_dtype)
     return grad_q, grad_k, grad_v, grad_bias
 
 
@@ -260,7 +266,7 @@ def _run_keys(problem: Problem, arguments: dict[str, Any], grad_k: Tensor, grad_
         even_m, even_n = _even(problem, tile)
         key_value_kernel[_grid(problem, problem.num_keys, tile.keys, tiles)](
             DK=grad_k, DV=grad_v, Tiles=tiles, **_strides("dk", grad_k), BM=tile.queries, BN=tile.keys,
-            EVEN_M=even_m, EVEN_N=even_n, num_warps=tile.warps, num_stages=tile.stages, **arguments,
+            EVEN_M=even_m, EVEN_N=even_n, **tile.options(), **arguments,
         )  # fmt: skip
 
     _launch("key_value", problem, run)
@@ -283,7 +289,7 @@ def _run_queries(
             sums = torch.empty(problem.heads, slots, 2, dtype=torch.float32, device=grad_q.device)
         query_kernel[grid](
             DQ=grad_q, Sums=sums, Tiles=tiles, **_strides("dq", grad_q), BM=tile.queries, BN=tile.keys,
-            EVEN_M=even_m, EVEN_N=even_n, BIAS_GRAD=needs_sums, num_warps=tile.warps, num_stages=tile.stages,
+            EVEN_M=even_m, EVEN_N=even_n, BIAS_GRAD=needs_sums, **tile.options(),
             **arguments,
         )  # fmt: skip
 
@@ -313,7 +319,7 @@ def _run_table(problem: Problem, arguments: dict[str, Any], sums: Tensor, query_
             num_items=items, blocks_a_sequence=blocks, first_tile=first_tile, first_near=first_near,
             last_near=last_near, BM=side, RATIO=ratio, RADIUS=radius, VARLEN=problem.packed,
             EVEN_M=even_m, EVEN_N=even_n,
-            num_warps=tile.warps, num_stages=tile.stages, **arguments,
+            **tile.options(), **arguments,
         )  # fmt: skip
 
     _launch("band", problem, run)
@@ -342,7 +348,7 @@ def _run_dense_bias(problem: Problem, bias: Tensor, arguments: dict[str, Any]) -
             db_batch=db_batch, db_head=db_head, db_row=db_row,
             sum_batches=problem.batch // bias.shape[0], sum_heads=problem.heads // bias.shape[1],
             sum_blocks=blocks if broadcast_rows else 1, BM=tile.queries, BN=tile.keys, SUM_ROWS=broadcast_rows,
-            num_warps=tile.warps, num_stages=tile.stages, **arguments,
+            **tile.options(), **arguments,
         )  # fmt: skip
 
     _launch("dense_bias", problem, run)

@@ -23,12 +23,20 @@ class Tile:
         keys: Columns, likewise. The query kernel's `queries` is a multiple of its `keys`, the side of the band's tiles.
         warps: Warps a program.
         stages: Depth of the software pipeline.
+        registers: Most registers a thread, where fewer let one more program share a multiprocessor; the compiler's
+            choice if None.
     """
 
     queries: int
     keys: int
     warps: int
     stages: int
+    registers: int | None = None
+
+    def options(self) -> dict[str, int]:
+        """Return what a launch passes to the compiler."""
+        options = {"num_warps": self.warps, "num_stages": self.stages}
+        return options if self.registers is None else options | {"maxnreg": self.registers}
 
 
 _AMPERE = {  # sm_80: 163 KB of shared memory
@@ -82,9 +90,9 @@ _HOPPER = _AMPERE | {
     ("forward", 64): Tile(64, 64, 4, 3),
     ("forward", 128): Tile(64, 64, 4, 3),
     ("forward", 256): Tile(128, 32, 8, 2),
-    ("key_value", 64): Tile(32, 64, 4, 3),
-    ("key_value", 128): Tile(64, 64, 4, 2),
-    ("key_value", 256): Tile(32, 64, 8, 1),
+    ("key_value", 64): Tile(64, 64, 4, 2, 168),
+    ("key_value", 128): Tile(64, 64, 4, 2, 255),
+    ("key_value", 256): Tile(16, 64, 8, 1),
     ("query", 64): Tile(64, 64, 4, 2),
     ("query", 128): Tile(64, 64, 4, 2),
     ("query", 256): Tile(64, 64, 8, 1),
@@ -95,22 +103,16 @@ _HOPPER = _AMPERE | {
     ("dense_bias", 256): Tile(64, 64, 8, 1),
 }
 
-# Rows for some calls alone: `long` from 2,048 keys on, `causal`, and `tails` for whatever is not whole tiles.
+# Rows for some calls alone: `causal`, and `tails` for whatever is not whole tiles.
 _HOPPER_VARIANTS = {
-    ("forward", 64, "long"): Tile(128, 64, 8, 3),
-    ("forward", 64, "causal long"): Tile(64, 128, 4, 3),
-    ("forward", 128, "long"): Tile(128, 64, 8, 3),
-    ("forward", 128, "causal long"): Tile(64, 64, 4, 3),
-    ("key_value", 64, "causal"): Tile(32, 64, 4, 2),
-    ("key_value", 64, "causal long"): Tile(64, 64, 4, 2),
+    ("forward", 64, "causal"): Tile(64, 64, 4, 3, 128),
+    ("key_value", 64, "causal"): Tile(32, 64, 4, 3, 128),
+    ("key_value", 64, "tails"): Tile(32, 64, 4, 3),
     ("key_value", 128, "tails"): Tile(32, 64, 4, 3),
-    ("query", 64, "causal"): Tile(64, 64, 4, 3),
-    ("query", 64, "causal long"): Tile(64, 64, 4, 3),
+    ("query", 64, "causal"): Tile(64, 64, 4, 3, 128),
+    ("query", 64, "tails"): Tile(64, 64, 4, 2),
     ("query", 128, "tails"): Tile(128, 64, 8, 3),
-    ("query", 128, "long"): Tile(128, 64, 8, 3),
-    ("query", 128, "causal long"): Tile(128, 64, 8, 3),
 }
-_LONG = 2048
 
 _TABLES = {80: _AMPERE, 86: _SMALL, 89: _SMALL, 90: _HOPPER, 100: _BLACKWELL, 120: _SMALL}
 _VARIANTS = {90: _HOPPER_VARIANTS}
@@ -142,7 +144,6 @@ class Call:
         block_d: Head dimension, padded to a power of two.
         itemsize: Bytes of an element of q.
         causal: Whether later keys are hidden.
-        num_keys: Keys of a row; of all documents when packed.
         tails: Whether there is anything but whole tiles: odd lengths, padding, documents.
     """
 
@@ -151,14 +152,12 @@ class Call:
     block_d: int
     itemsize: int
     causal: bool
-    num_keys: int
     tails: bool
 
     @property
-    def variants(self) -> list[str]:
-        """Names of the table's variants for this call, the most specific first."""
-        shape = " ".join(n for n, yes in (("causal", self.causal), ("long", self.num_keys >= _LONG)) if yes)
-        return (["tails"] if self.tails else []) + ([shape] if shape else [])
+    def variant(self) -> str | None:
+        """Name of the table's variant for this call."""
+        return "tails" if self.tails else "causal" if self.causal else None
 
 
 def preferred_tile(call: Call) -> Tile:
@@ -167,10 +166,8 @@ def preferred_tile(call: Call) -> Tile:
         return _FLOAT32[call.block_d]
     architecture = table_architecture(call.capability)
     table, variants = _TABLES[architecture], _VARIANTS.get(architecture, {})
-    for name in call.variants:
-        if (call.kernel, call.block_d, name) in variants:
-            return variants[call.kernel, call.block_d, name]
-    return table[call.kernel, call.block_d]
+    tile = table[call.kernel, call.block_d]
+    return tile if call.variant is None else variants.get((call.kernel, call.block_d, call.variant), tile)
 
 
 def fallbacks(tile: Tile) -> list[Tile]:
@@ -184,9 +181,8 @@ def table_rows() -> list[tuple[Call, Tile]]:
     rows = []
     for architecture, table in _TABLES.items():
         for (kernel, block_d), tile in table.items():
-            rows.append((Call(kernel, architecture, block_d, 2, False, 1024, False), tile))
-            rows.append((Call(kernel, architecture, block_d, 4, False, 1024, True), _FLOAT32[block_d]))
+            rows.append((Call(kernel, architecture, block_d, 2, False, False), tile))
+            rows.append((Call(kernel, architecture, block_d, 4, False, True), _FLOAT32[block_d]))
         for (kernel, block_d, name), tile in _VARIANTS.get(architecture, {}).items():
-            keys = 4096 if "long" in name else 1024
-            rows.append((Call(kernel, architecture, block_d, 2, "causal" in name, keys, name == "tails"), tile))
+            rows.append((Call(kernel, architecture, block_d, 2, name == "causal", name == "tails"), tile))
     return rows

@@ -1,4 +1,4 @@
-"""Position encodings as modules that hold the parameters and make the bias."""
+"""T5's relative position bias as a module."""
 
 from __future__ import annotations
 
