@@ -218,6 +218,16 @@ def test_packed_on_one_side_alone_is_named(model, batch):
         model(**{k: v for k, v in packed.items() if not k.startswith("decoder_")})
 
 
+def recording(attend, asked: list[str]):
+    """`flash_attention` that notes the backend it was asked for."""
+
+    def recorded(*args, **kwargs):
+        asked.append(kwargs["backend"])
+        return attend(*args, **kwargs)
+
+    return recorded
+
+
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 def test_attention_backend_reaches_every_attention(batch, layout, monkeypatch):
     """The setting is heard by encoder, decoder and cross-attention, and every backend gives the same loss."""
@@ -226,11 +236,8 @@ def test_attention_backend_reaches_every_attention(batch, layout, monkeypatch):
     working = [name for name, reason in BACKENDS.items() if reason() is None]
     losses = {}
     for name in working:
-        asked = []
-        original = attention_module.flash_attention
-        monkeypatch.setattr(
-            attention_module, "flash_attention", lambda *a, **k: asked.append(k["backend"]) or original(*a, **k)
-        )
+        asked: list[str] = []
+        monkeypatch.setattr(attention_module, "flash_attention", recording(attention_module.flash_attention, asked))
         torch.manual_seed(0)
         model = FAT5ForConditionalGeneration(FAT5Config(**SIZES | {"d_kv": 16}, attention_backend=name)).eval()
         losses[name] = model(**pack(batch) if layout == "packed" else batch).loss

@@ -9,8 +9,8 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from fat5.nn.feed_forward import ACTIVATIONS
-from fat5.ops.attention.backends import BACKENDS
 from fat5.nn.position import PositionSettings
+from fat5.ops.attention.backends import BACKENDS
 
 
 @strict

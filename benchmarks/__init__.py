@@ -1,0 +1,1 @@
+"""Benchmarks of FAT5 and its peers: `python -m benchmarks --help`."""

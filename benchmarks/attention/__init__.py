@@ -1,0 +1,1 @@
+"""Attention beside its peers: workloads, implementations, the gate and the tables of the case `attention`."""

@@ -1,0 +1,1 @@
+"""One module a case, found by its name; `benchmarks.registry` says what a case has."""

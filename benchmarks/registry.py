@@ -1,0 +1,50 @@
+"""The cases by name: every module of `benchmarks.cases` is one."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING, Protocol, cast
+
+from benchmarks import cases
+
+if TYPE_CHECKING:
+    from benchmarks.session import Session
+
+
+class UsageError(ValueError):
+    """An option of a case cannot be used as given; the command line shows the message alone."""
+
+
+class Case(Protocol):
+    """What a module of `benchmarks.cases` has. Its top imports nothing heavy, so that `--help` answers at once."""
+
+    SUMMARY: str
+    """One line for `--help`."""
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Add the case's own options, used when the case is run alone; with several cases all have their defaults."""
+
+    def run(self, arguments: Namespace, session: Session) -> None:
+        """Measure through the session, and print the tables."""
+
+
+def case_names() -> list[str]:
+    """Return the names of all cases."""
+    return sorted(module.name for module in pkgutil.iter_modules(cases.__path__))
+
+
+def load_case(name: str) -> Case:
+    """Import a case.
+
+    Raises:
+        UsageError: There is no such case; the message names the nearest.
+    """
+    names = case_names()
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise UsageError(f"no case {name!r}; expected one of {', '.join(names)}{hint}")
+    return cast(Case, importlib.import_module(f"benchmarks.cases.{name}"))
