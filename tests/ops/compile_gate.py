@@ -75,11 +75,13 @@ def source(case: Case) -> ASTSource:
         "OFFSET": 2 if case.packed else 0, "HAS_STARTS": False, "HAS_LENGTHS": case.tails and not case.packed,
         "EVEN_M": not tails, "EVEN_N": not tails, "DROPOUT": case.dropout, "BIAS_GRAD": case.bias in (1, 2, 3),
         "ASM": True, "PRECISION": "ieee", "RATIO": max(1, case.tile.keys // case.tile.queries), "SUM_ROWS": False,
+        "STORE_BIAS_GRAD": case.bias == 4, "PAIRED": case.itemsize == 2 and not tails,
     }  # fmt: skip
     absent = set() if case.packed else {"Tiles", "CuQ", "CuK"}
     absent |= {"Offsets", "KeyStarts"} | (set() if constants["HAS_LENGTHS"] else {"KeyLengths"})
     absent |= set() if case.dropout else {"Seed"}
     absent |= {"Bias"} if case.bias == 0 else set()
+    absent |= {"DBias"} if case.kernel == "query" and case.bias != 4 else set()
     signature, values, attributes = {}, {}, {}
     for index, parameter in enumerate(kernel.params):
         name = parameter.name
@@ -103,8 +105,11 @@ def source(case: Case) -> ASTSource:
 def check(case: Case) -> tuple[str, list[str]]:
     """Compile one case and return a line about it and what is wrong."""
     target = GPUTarget("cuda", case.architecture, 32)
+    tile = case.tile
+    if case.kernel == "query" and case.bias == 4:
+        tile = dataclasses.replace(tile, stages=1)  # as launched where it stores the bias's gradient
     try:
-        compiled = triton.compile(source(case), target=target, options=case.tile.options())
+        compiled = triton.compile(source(case), target=target, options=tile.options())
     except Exception as error:  # the compiler raises many kinds
         return str(case), [f"does not compile: {error}"]
     with tempfile.TemporaryDirectory() as folder:
@@ -141,18 +146,18 @@ def cases(everything: bool) -> list[Case]:
     found = []
     for call, tile in table_rows():
         architecture, kernel, block_d, itemsize = call.capability, call.kernel, call.block_d, call.itemsize
-        biases = {"band": [1], "dense_bias": [4]}.get(kernel, range(5) if everything else [1])
+        biases = {"band": [1], "dense_bias": [4]}.get(kernel, range(5) if everything else [4 if call.dense else 1])
         if everything:
             flags = itertools.product(biases, (False, True), (False, True), (False, True), (False, True))
         else:
-            tails = call.variant != "causal"
+            tails = call.variant not in ("causal", "dense")
             flags = [(bias, call.causal, tails and kernel != "dense_bias", tails, False) for bias in biases]
             if preferred_tile(dataclasses.replace(call, tails=True)) != tile and itemsize == 2:
                 flags = [(bias, call.causal, False, False, False) for bias in biases]  # tails read another row
         for bias, causal, packed, tails, dropout in flags:
             if packed and (bias == 4 or not tails):
                 continue
-            if preferred_tile(dataclasses.replace(call, causal=causal, tails=tails)) != tile:
+            if preferred_tile(dataclasses.replace(call, causal=causal, tails=tails, dense=bias == 4)) != tile:
                 continue  # such a call reads another row
             size = tile
             if kernel == "band":  # its tiles are the query kernel's, cut square

@@ -18,6 +18,7 @@ from fat5.ops.attention.tile_scores import (
     alibi_distance,
     first_aligned,
     keep_weights,
+    load_bias,
     load_rows,
     mask_scores,
     sequence_bounds,
@@ -198,6 +199,9 @@ def key_value_kernel(
             EVEN_M,
             EVEN_D,
         )  # [BLOCK_D, BM]
+        if BIAS == DENSE:
+            in_bias = (keys[:, None] < N) & (rows[None, :] < M)
+            bias = load_bias(Bias + m64 * bias_row + lanes[None, :] * bias_row + keys[:, None], in_bias, ASM, False)
         s = tl.dot(k, qt, input_precision=PRECISION)  # [BN, BM]
         position = m0 + shift
         distance = keys[:, None] - (position + lanes[None, :])
@@ -207,9 +211,7 @@ def key_value_kernel(
             s = s * scale + slope * alibi_distance(distance, BIAS)
             factor = 1.0
         elif BIAS == DENSE:
-            inside = (keys[:, None] < N) & (rows[None, :] < M)
-            place = m64 * bias_row + lanes[None, :] * bias_row + keys[:, None]
-            s = s * scale + LOG2E * tl.load(Bias + place, mask=inside, other=0.0).to(tl.float32)
+            s = s * scale + LOG2E * bias
             factor = 1.0
         if tile_is_special(position, n0, key_start, key_end, BM, BN, BIAS, RADIUS, CAUSAL, not EVEN_N):
             if BIAS == DISTANCE:
@@ -263,6 +265,7 @@ def query_kernel(
     V,
     DO,
     DQ,
+    DBias,
     LSE,
     Delta,
     Bias,
@@ -297,6 +300,9 @@ def query_kernel(
     bias_batch,
     bias_head,
     bias_row,
+    db_batch,
+    db_head,
+    db_row,
     H,
     M,
     N,
@@ -315,13 +321,16 @@ def query_kernel(
     EVEN_N: tl.constexpr,
     DROPOUT: tl.constexpr,
     BIAS_GRAD: tl.constexpr,
+    STORE_BIAS_GRAD: tl.constexpr,
     ASM: tl.constexpr,
+    PAIRED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """One program: the gradient of BM queries of one head, over all keys.
 
     With BIAS_GRAD it also sums dS: over its far tiles, left and right, for a table by distance; times the distance for
-    ALiBi. `Sums` is [H, programs a head, 2]. Key tiles lie on the grid of the distances, so that the band kernel, which
+    ALiBi. `Sums` is [H, programs a head, 2]. With STORE_BIAS_GRAD dS itself is the gradient of a dense bias that
+    broadcasts nothing. Key tiles lie on the grid of the distances, so that the band kernel, which
     sums what is near, sees the same tiles.
     """
     EVEN_D: tl.constexpr = BLOCK_D == D
@@ -419,6 +428,9 @@ def query_kernel(
             EVEN_N,
             EVEN_D,
         )  # [BLOCK_D, BN]
+        if BIAS == DENSE:
+            in_bias = (keys[None, :] >= 0) & (keys[None, :] < N) & (rows[:, None] < M)
+            bias = load_bias(Bias + lanes[:, None] * bias_row + keys[None, :], in_bias, ASM, PAIRED)
         s = tl.dot(q, kt, input_precision=PRECISION)
         distance = keys[None, :] - (position + lanes[:, None])
         factor = scale
@@ -427,9 +439,7 @@ def query_kernel(
             s = s * scale + slope * alibi_distance(distance, BIAS)
             factor = 1.0
         elif BIAS == DENSE:
-            inside = (keys[None, :] >= 0) & (keys[None, :] < N) & (rows[:, None] < M)
-            bias = tl.load(Bias + lanes[:, None] * bias_row + keys[None, :], mask=inside, other=0.0)
-            s = s * scale + LOG2E * bias.to(tl.float32)
+            s = s * scale + LOG2E * bias
             factor = 1.0
         if tile_is_special(position, n0, key_start, key_end, BM, BN, BIAS, RADIUS, CAUSAL, not EVEN_N):
             if BIAS == DISTANCE:
@@ -455,6 +465,9 @@ def query_kernel(
             else:
                 sum_left += tl.sum(ds * alibi_distance(distance, BIAS), 1)
         dq = tl.dot(ds.to(kt.dtype), tl.trans(kt), dq, input_precision=PRECISION)
+        if STORE_BIAS_GRAD:
+            bias_grad = DBias + batch64 * db_batch + head64 * db_head + tl.cast(m0, tl.int64) * db_row
+            tl.store(bias_grad + lanes[:, None] * db_row + keys[None, :], ds.to(DBias.dtype.element_ty), mask=in_bias)
 
     out = DQ + batch64 * dq_batch + head64 * dq_head + (q_first + m0) * dq_row + lanes[:, None] * dq_row + dims[None, :]
     inside = (rows[:, None] < num_queries) & (dims[None, :] < D)

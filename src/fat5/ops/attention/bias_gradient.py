@@ -273,6 +273,14 @@ def dense_bias_kernel(
     own_head = tl.program_id(2) % heads_of_bias
     n0 = tl.program_id(0) * BN
     keys = n0 + cols
+    first = tl.program_id(1) * BM + lanes
+    Bias += own_batch.to(tl.int64) * bias_batch + own_head.to(tl.int64) * bias_head
+    # What a program sums over are the axes that the bias broadcasts, so all its tiles have the same bias.
+    bias = LOG2E * tl.load(
+        Bias + first[:, None].to(tl.int64) * bias_row + keys[None, :],
+        mask=(keys[None, :] < N) & ((first[:, None] < M) | SUM_ROWS),
+        other=0.0,
+    ).to(tl.float32)
     acc = tl.zeros([BM, BN], tl.float32)
     for item in range(0, sum_batches * sum_heads * sum_blocks):
         block = tl.program_id(1) + item % sum_blocks
@@ -305,18 +313,7 @@ def dense_bias_kernel(
         place = (batch64 * H + head) * M + rows
         lse = tl.load(LSE + place, mask=rows < M, other=float("inf"))
         delta = tl.load(Delta + place, mask=rows < M, other=0.0)
-        inside = (keys[None, :] < N) & (rows[:, None] < M)
-        bias = tl.load(
-            Bias
-            + batch64 * bias_batch
-            + head64 * bias_head
-            + m64 * bias_row
-            + lanes[:, None] * bias_row
-            + keys[None, :],
-            mask=inside,
-            other=0.0,
-        ).to(tl.float32)
-        s = tl.dot(q, kt, input_precision=PRECISION) * scale + LOG2E * bias
+        s = tl.dot(q, kt, input_precision=PRECISION) * scale + bias
         distance = keys[None, :] - (m0 + shift + lanes[:, None])
         s = mask_scores(s, distance, keys[None, :], key_start, key_end, CAUSAL, True)
         p = tl.exp2(s - lse[:, None])

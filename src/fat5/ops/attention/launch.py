@@ -153,6 +153,7 @@ def _launch(kernel: str, problem: Problem, run: Callable[[Tile], Any]) -> Tile:
         itemsize=problem.q.element_size(),
         causal=problem.causal,
         tails=not all(_even(problem, _WHOLE_TILES)),
+        dense=problem.bias_kind == "dense",
     )
     key = (call, device, problem.q.dtype, problem.bias_kind, problem.dropout_p > 0)
     if key in _fitting:
@@ -210,7 +211,8 @@ def run_forward(problem: Problem) -> tuple[Tensor, Tensor]:
         tiles = _query_tiles(problem, tile.queries)
         even_m, even_n = _even(problem, tile)
         forward_kernel[_grid(problem, problem.num_queries, tile.queries, tiles)](
-            Tiles=tiles, BM=tile.queries, BN=tile.keys, EVEN_M=even_m, EVEN_N=even_n,
+            Tiles=tiles, PAIRED=_paired(problem, even_n), BM=tile.queries, BN=tile.keys,
+            EVEN_M=even_m, EVEN_N=even_n,
             **tile.options(), **arguments,
         )  # fmt: skip
 
@@ -237,10 +239,10 @@ def run_backward(
         arguments |= _strides("do", grad_out)
         any_bias = _any_bias(problem) | {"softmax_scale": softmax_scale}
         _run_keys(problem, arguments | any_bias, grad_k, grad_v)
-        sums, tile = _run_queries(problem, arguments | any_bias, grad_q, bias_grad)
-        grad_bias = None
+        grad_bias = _whole_bias_grad(problem) if bias_grad else None
+        sums, tile = _run_queries(problem, arguments | any_bias, grad_q, bias_grad, grad_bias)
         if problem.bias is not None and bias_grad and problem.bias_kind == "dense":
-            grad_bias = _run_dense_bias(problem, problem.bias, arguments)
+            grad_bias = _run_dense_bias(problem, problem.bias, arguments) if grad_bias is None else grad_bias
         elif problem.bias is not None and sums is not None:
             table = problem.bias_kind == "distance"
             grad_bias = _run_table(problem, arguments, sums, tile) if table else sums[..., 0].sum(1)
@@ -272,15 +274,41 @@ def _run_keys(problem: Problem, arguments: dict[str, Any], grad_k: Tensor, grad_
     _launch("key_value", problem, run)
 
 
+def _paired(problem: Problem, even_n: bool) -> bool:
+    """Whether a dense bias can be read two elements at once: 16 bits each, in pairs that no edge or row splits."""
+    bias = problem.bias
+    if bias is None or problem.bias_kind != "dense" or bias.element_size() != 2 or not even_n:
+        return False
+    return bias.data_ptr() % 4 == 0 and all(stride % 2 == 0 for stride in bias.stride()[:3])
+
+
+def _whole_bias_grad(problem: Problem) -> Tensor | None:
+    """Return room for the gradient of a dense bias that broadcasts nothing, which the query kernel fills; else None.
+
+    It starts at 0 where that kernel skips hidden tiles.
+    """
+    whole = (problem.batch, problem.heads, problem.num_queries, problem.num_keys)
+    if problem.bias is None or problem.bias_kind != "dense" or tuple(problem.bias.shape) != whole:
+        return None
+    skips = problem.causal or problem.key_starts is not None or problem.key_lengths is not None
+    return (torch.zeros if skips else torch.empty)(whole, dtype=problem.bias.dtype, device=problem.bias.device)
+
+
 def _run_queries(
-    problem: Problem, arguments: dict[str, Any], grad_q: Tensor, bias_grad: bool
+    problem: Problem, arguments: dict[str, Any], grad_q: Tensor, bias_grad: bool, grad_bias: Tensor | None
 ) -> tuple[Tensor | None, Tile]:
-    """Fill the gradient of q, and return the sums of dS that go to the bias, [H, programs a head, 2], and the tile."""
+    """Fill the gradient of q, and return the sums of dS that go to the bias, [H, programs a head, 2], and the tile.
+
+    Also fill `grad_bias`, the gradient of a dense bias that broadcasts nothing.
+    """
+    db_batch, db_head, db_row = _bias_strides(grad_bias)
     needs_sums = bias_grad and problem.bias_kind not in ("none", "dense")
     sums: Tensor | None = None
 
     def run(tile: Tile) -> None:
         nonlocal sums
+        if grad_bias is not None:  # the assembler serialises pipelined products around the store of dS
+            tile = dataclasses.replace(tile, stages=1)
         tiles = _query_tiles(problem, tile.queries)
         even_m, even_n = _even(problem, tile)
         grid = _grid(problem, problem.num_queries, tile.queries, tiles)
@@ -289,7 +317,9 @@ def _run_queries(
             sums = torch.empty(problem.heads, slots, 2, dtype=torch.float32, device=grad_q.device)
         query_kernel[grid](
             DQ=grad_q, Sums=sums, Tiles=tiles, **_strides("dq", grad_q), BM=tile.queries, BN=tile.keys,
-            EVEN_M=even_m, EVEN_N=even_n, BIAS_GRAD=needs_sums, **tile.options(),
+            EVEN_M=even_m, EVEN_N=even_n, BIAS_GRAD=needs_sums, DBias=grad_bias, db_batch=db_batch,
+            db_head=db_head, db_row=db_row, STORE_BIAS_GRAD=grad_bias is not None,
+            PAIRED=_paired(problem, even_n), **tile.options(),
             **arguments,
         )  # fmt: skip
 

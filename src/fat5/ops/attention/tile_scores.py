@@ -75,6 +75,46 @@ def load_table(pointers, ASM: tl.constexpr):
 
 
 @triton.jit
+def load_bias(pointers, inside, ASM: tl.constexpr, PAIRED: tl.constexpr):
+    """Load a tile of a dense bias as float32, 0 where not `inside`.
+
+    By assembly for the reason that `load_table` has: with a plain load the assembler also serialises the matrix
+    products. PAIRED reads two neighbours of 16 bits at once; both must be inside or outside, and aligned.
+    """
+    if not ASM:
+        return tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
+    elif pointers.dtype.element_ty.primitive_bitwidth == 32:
+        return tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.b32 $0, 0; @p ld.global.nc.b32 $0, [$1]; }",
+            "=r,l,r",
+            [pointers.to(tl.int64), inside.to(tl.int32)],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
+    elif PAIRED:
+        return tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $3, 0; mov.b32 $0, 0; @p ld.global.nc.b32 $0, [$1]; }",
+            "=r,l,l,r,r",
+            [pointers.to(tl.int64), inside.to(tl.int32)],
+            dtype=pointers.dtype.element_ty,
+            is_pure=True,
+            pack=2,
+        ).to(tl.float32)
+    else:
+        bits = tl.inline_asm_elementwise(
+            "{ .reg .pred p; .reg .b16 h; setp.ne.b32 p, $2, 0; mov.b16 h, 0; @p ld.global.nc.b16 h, [$1]; "
+            "cvt.u32.u16 $0, h; }",
+            "=r,l,r",
+            [pointers.to(tl.int64), inside.to(tl.int32)],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+        return bits.to(tl.int16).to(pointers.dtype.element_ty, bitcast=True).to(tl.float32)
+
+
+@triton.jit
 def table_bias(distance, Center, RADIUS: tl.constexpr, ASM: tl.constexpr):
     """Return the bias by distance from a table [2R + 1] whose middle is `Center`."""
     return load_table(Center + tl.minimum(tl.maximum(distance, -RADIUS), RADIUS), ASM)
