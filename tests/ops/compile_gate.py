@@ -22,7 +22,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from fat5.ops.attention import backward, bias_gradient, forward
+from fat5.ops.attention import backward, bias_gradient, forward, query_gradient
 from fat5.ops.attention.tiles import SHARED_MEMORY, Tile, preferred_tile, table_rows
 
 MAX_SPILL_BYTES = 16
@@ -31,7 +31,7 @@ MAX_SPILL_BYTES_FLOAT32 = 4096  # the exact path, without matrix units: operands
 KERNELS = {
     "forward": forward.forward_kernel,
     "key_value": backward.key_value_kernel,
-    "query": backward.query_kernel,
+    "query": query_gradient.query_kernel,
     "band": bias_gradient.band_kernel,
     "dense_bias": bias_gradient.dense_bias_kernel,
 }

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from fat5.ops.attention import tile_scores as scores
 from fat5.ops.attention.autotune import autotuned_tile, autotuning
-from fat5.ops.attention.backward import delta_kernel, key_value_kernel, query_kernel
+from fat5.ops.attention.backward import delta_kernel, key_value_kernel
 from fat5.ops.attention.bias_gradient import band_kernel, dense_bias_kernel, table_kernel
 from fat5.ops.attention.document_tiles import document_tiles
 from fat5.ops.attention.forward import forward_kernel
 from fat5.ops.attention.problem import Problem
+from fat5.ops.attention.query_gradient import query_kernel
 from fat5.ops.attention.tiles import Call, Tile, fallbacks, preferred_tile
 
 _BIAS_KINDS = {
