@@ -7,6 +7,8 @@ import os
 import pytest
 import torch
 
+torch.set_num_threads(1)  # tests run side by side, and their tensors are small
+
 if not torch.cuda.is_available():
     # Triton decides when it decorates a kernel, so this comes before any import of the package.
     os.environ.setdefault("TRITON_INTERPRET", "1")

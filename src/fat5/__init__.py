@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -13,15 +14,14 @@ from fat5.version import __version__
 
 if TYPE_CHECKING:
     from fat5.models import FAT5Config, FAT5EncoderModel, FAT5ForConditionalGeneration
+    from fat5.models.patch import patch, unpatch
 
-__all__ = ["FAT5Config", "FAT5EncoderModel", "FAT5ForConditionalGeneration", "__version__"]
+__all__ = ["FAT5Config", "FAT5EncoderModel", "FAT5ForConditionalGeneration", "__version__", "patch", "unpatch"]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from fat5 import models
-
-        return getattr(models, name)
+        return getattr(importlib.import_module("fat5.models.patch" if "patch" in name else "fat5.models"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
