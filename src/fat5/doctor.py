@@ -12,13 +12,15 @@ from pathlib import Path
 
 import torch
 
-from fat5.ops.attention.api import BACKENDS, flash_attention
+from fat5.ops import flash_attention
+from fat5.ops.attention.backends import BACKENDS
 from fat5.ops.attention.bias import RelativeBias
 from fat5.ops.attention.reference import attention_reference
 from fat5.version import __version__
 
 _NEEDED = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "numba", "pyarrow", "numpy")
 _OPTIONAL = ("triton",)
+_TOLERANCE = 5e-3  # of float32 inputs; a GPU may multiply them in TF32, which keeps 10 bits
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,8 @@ def _hardware() -> list[Check]:
         properties = torch.cuda.get_device_properties(index)
         capability = f"{properties.major}.{properties.minor}"
         precision = "bf16" if properties.major >= 8 else "no bf16: training runs in fp32"
-        detail = f"{properties.name}, compute capability {capability}, {properties.total_memory / 2**30:.1f} GiB, {precision}"
+        memory = properties.total_memory / 2**30
+        detail = f"{properties.name}, compute capability {capability}, {memory:.1f} GiB, {precision}"
         checks.append(Check("hardware", f"gpu {index}", detail))
     return checks
 
@@ -99,21 +102,21 @@ def _backends() -> list[Check]:
         if missing is not None:
             checks.append(Check("attention backends", name, f"not available: {missing}"))
             continue
-        devices = ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
-        for device in devices:
+        gpu = torch.cuda.is_available()
+        for device in ["cpu", "cuda"] if name == "torch" and gpu else ["cuda" if gpu else "cpu"]:
             checks.append(_self_check(name, device))
     return checks
 
 
 def _self_check(backend: str, device: str) -> Check:
-    """Run a small padded attention with T5's bias forward and backward, and compare it with the reference in float64."""
+    """Run a small padded attention with T5's bias, forward and backward, against the reference in float64."""
     try:
         error = _largest_error(backend, torch.device(device))
     except (RuntimeError, ValueError, ImportError) as failure:
         return Check("attention backends", f"{backend} on {device}", f"fails: {' '.join(str(failure).split())}", False)
-    ok = error < 1e-4
+    ok = error < _TOLERANCE
     verdict = "works" if ok else "WRONG"
-    detail = f"{verdict}: largest error of output and gradients against the reference {error:.1e}"
+    detail = f"{verdict}: output and gradients differ from the reference by {error:.1e} of their largest value"
     return Check("attention backends", f"{backend} on {device}", detail, ok)
 
 
@@ -134,7 +137,7 @@ def _largest_error(backend: str, device: torch.device) -> float:
             output = flash_attention(q, k, v, backend=backend, **settings)  # type: ignore[arg-type]
         gradients = torch.autograd.grad(output.square().sum(), leaves)
         results.append([output.detach(), *gradients])
-    return max(float((ours - exact).abs().max()) for exact, ours in zip(*results, strict=True))
+    return max(float((ours - exact).abs().max() / exact.abs().max()) for exact, ours in zip(*results, strict=True))
 
 
 def _caches() -> list[Check]:

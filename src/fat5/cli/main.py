@@ -1,0 +1,116 @@
+"""The `fat5` command: a table of commands, each imported only when it is used, and one line for every user error."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from fat5.errors import FAT5Error, nearest
+from fat5.version import __version__
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
+
+USER_ERROR = 2
+INTERRUPTED = 130  # 128 + SIGINT, what a shell reports for Ctrl+C
+
+
+class Command(NamedTuple):
+    """One row of the table: the module that holds `add_arguments` and `run`, and its line in `fat5 --help`."""
+
+    module: str
+    help: str
+
+
+COMMANDS = {
+    "quickstart": Command("fat5.cli.quickstart", "from raw French text to a small pretrained T5 in minutes, on a CPU"),
+    "train-tokenizer": Command("fat5.cli.train_tokenizer", "train a byte-level BPE tokenizer with sentinels"),
+    "pretokenize": Command("fat5.cli.pretokenize", "turn text into token files that training reads"),
+    "pretrain": Command("fat5.cli.pretrain", "pretrain a T5 from a YAML configuration"),
+    "doctor": Command("fat5.cli.doctor", "show versions, GPUs and which attention backends work here"),
+}
+
+
+def overview() -> str:
+    """Return the text of `fat5 --help`."""
+    width = max(map(len, COMMANDS)) + 2
+    lines = [
+        "usage: fat5 [--help] [--version] COMMAND ...",
+        "",
+        "Flash Attention T5: pretrain, adapt and serve encoder-decoder language models on a small budget.",
+        "",
+        "commands:",
+        *(f"  {name:<{width}}{command.help}" for name, command in COMMANDS.items()),
+        "",
+        "Start with `fat5 quickstart`; `fat5 COMMAND --help` describes a command and its settings.",
+    ]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code: 0 done, 2 a user error, 130 interrupted.
+
+    Args:
+        argv: the arguments after the program's name; `sys.argv[1:]` if None.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    if arguments[0] in ("-V", "--version"):
+        print(f"fat5 {__version__}")
+        return 0
+    try:
+        return _dispatch(arguments[0], arguments[1:])
+    except (FAT5Error, OSError) as error:
+        return _fail(_one_line(error))
+    except KeyboardInterrupt:
+        return _fail("interrupted", INTERRUPTED)
+
+
+def _dispatch(name: str, arguments: list[str]) -> int:
+    if name not in COMMANDS:
+        kind = "option" if name.startswith("-") else "command"
+        return _fail(f"unknown {kind} {name!r}{nearest(name, COMMANDS)}; `fat5 --help` lists the commands")
+    # Only now, so that `fat5 --help` answers at once; and here rather than at the top of each command module.
+    from jsonargparse import ArgumentError, ArgumentParser
+
+    command = COMMANDS[name]
+    module = importlib.import_module(command.module)
+    parser = ArgumentParser(
+        prog=f"fat5 {name}", description=_sentence(command.help), exit_on_error=False, allow_abbrev=False
+    )
+    module.add_arguments(parser)
+    try:
+        parsed = parser.parse_args(arguments)
+    except ArgumentError as error:
+        message = " ".join(str(error).split())
+        return _fail(f"{message}{_nearest_option(message, parser)}; `fat5 {name} --help` lists the settings")
+    return module.run(parsed)
+
+
+def _nearest_option(message: str, parser: ArgumentParser) -> str:
+    marker = "unrecognized arguments: "
+    if marker not in message:
+        return ""
+    typed = message.split(marker, 1)[1].split()[0].split("=")[0]
+    return nearest(typed, [option for action in parser._actions for option in action.option_strings])
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        names = " -> ".join(os.fspath(name) for name in (error.filename, error.filename2) if name is not None)
+        return f"{names}: {error.strerror}" if names else error.strerror
+    return " ".join(str(error).split())
+
+
+def _fail(message: str, code: int = USER_ERROR) -> int:
+    print(f"fat5: error: {message}", file=sys.stderr)
+    return code
