@@ -11,7 +11,6 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
 from benchmarks.collator import gate
 from benchmarks.collator.documents import RandomDocuments, special_tokens
@@ -19,6 +18,7 @@ from benchmarks.subject import Phase, Prepared, Subject
 from fat5.data.budgets import resolve_budgets
 from fat5.data.denoising_config import DenoisingConfig
 from fat5.data.denoising_dataset import DenoisingDataset
+from fat5.data.loader import BatchLoader, data_loader
 from fat5.data.packing import Planner
 from fat5.data.spans import SpanTable
 
@@ -97,14 +97,8 @@ class Pipeline:
     def loading(self, workers: int, pin_memory: bool) -> Subject:
         """Batches made by worker processes and taken by this one, pinned for a copy to the GPU or not."""
 
-        def load() -> DataLoader:
-            return DataLoader(
-                self._dataset(self.documents),
-                batch_size=None,
-                num_workers=workers,
-                pin_memory=pin_memory,
-                prefetch_factor=_PREFETCH_FACTOR if workers else None,
-            )
+        def load() -> BatchLoader:
+            return data_loader(self._dataset(self.documents), num_workers=workers, pin_memory=pin_memory)
 
         def start() -> Iterator[dict[str, Any]]:
             batches = iter(load())
