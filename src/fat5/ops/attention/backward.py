@@ -17,7 +17,6 @@ from fat5.ops.attention.tile_scores import (
     LOG2E,
     alibi_distance,
     keep_weights,
-    load_bias,
     load_rows,
     mask_scores,
     sequence_bounds,
@@ -197,9 +196,6 @@ def key_value_kernel(
             EVEN_M,
             EVEN_D,
         )  # [BLOCK_D, BM]
-        if BIAS == DENSE:
-            in_bias = (keys[:, None] < N) & (rows[None, :] < M)
-            bias = load_bias(Bias + m64 * bias_row + lanes[None, :] * bias_row + keys[:, None], in_bias, ASM, False)
         s = tl.dot(k, qt, input_precision=PRECISION)  # [BN, BM]
         position = m0 + shift
         distance = keys[:, None] - (position + lanes[None, :])
@@ -209,7 +205,9 @@ def key_value_kernel(
             s = s * scale + slope * alibi_distance(distance, BIAS)
             factor = 1.0
         elif BIAS == DENSE:
-            s = s * scale + LOG2E * bias
+            inside = (keys[:, None] < N) & (rows[None, :] < M)
+            bias = tl.load(Bias + m64 * bias_row + lanes[None, :] * bias_row + keys[:, None], mask=inside, other=0.0)
+            s = s * scale + LOG2E * bias.to(tl.float32)
             factor = 1.0
         if tile_is_special(position, n0, key_start, key_end, BM, BN, BIAS, RADIUS, CAUSAL, not EVEN_N):
             if BIAS == DISTANCE:

@@ -14,7 +14,6 @@ from fat5.ops.attention.tile_scores import (
     alibi_distance,
     first_aligned,
     keep_weights,
-    load_bias,
     load_rows,
     mask_scores,
     sequence_bounds,
@@ -75,7 +74,6 @@ def forward_kernel(
     EVEN_N: tl.constexpr,
     DROPOUT: tl.constexpr,
     ASM: tl.constexpr,
-    PAIRED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """One program: BM queries of one head of one sequence, over all its keys.
@@ -150,9 +148,6 @@ def forward_kernel(
             EVEN_N,
             EVEN_D,
         )  # [BLOCK_D, BN]
-        if BIAS == DENSE:
-            inside = (keys[None, :] < N) & (rows[:, None] < M)
-            bias = load_bias(Bias + lanes[:, None] * bias_row + keys[None, :], inside, ASM, PAIRED)
         s = tl.dot(q, k, input_precision=PRECISION)
         distance = keys[None, :] - (position + lanes[:, None])
         # A far tile is never touched element by element: its scale and its constant bias go into the exponent below.
@@ -162,7 +157,9 @@ def forward_kernel(
             s = s * scale + slope * alibi_distance(distance, BIAS)
             factor = LOG2E
         elif BIAS == DENSE:
-            s = s * scale + bias
+            inside = (keys[None, :] < N) & (rows[:, None] < M)
+            bias = tl.load(Bias + lanes[:, None] * bias_row + keys[None, :], mask=inside, other=0.0)
+            s = s * scale + bias.to(tl.float32)
             factor = LOG2E
         if tile_is_special(position, n0, key_start, key_end, BM, BN, BIAS, RADIUS, CAUSAL, not EVEN_N):
             if BIAS == DISTANCE:

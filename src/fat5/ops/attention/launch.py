@@ -154,7 +154,6 @@ def _launch(kernel: str, problem: Problem, run: Callable[[Tile], Any]) -> Tile:
         itemsize=problem.q.element_size(),
         causal=problem.causal,
         tails=not all(_even(problem, _WHOLE_TILES)),
-        dense=problem.bias_kind == "dense",
     )
     key = (call, device, problem.q.dtype, problem.bias_kind, problem.dropout_p > 0)
     if key in _fitting:
@@ -212,7 +211,7 @@ def run_forward(problem: Problem) -> tuple[Tensor, Tensor]:
         tiles = _query_tiles(problem, tile.queries)
         even_m, even_n = _even(problem, tile)
         forward_kernel[_grid(problem, problem.num_queries, tile.queries, tiles)](
-            Tiles=tiles, PAIRED=_paired(problem, even_n), BM=tile.queries, BN=tile.keys,
+            Tiles=tiles, BM=tile.queries, BN=tile.keys,
             EVEN_M=even_m, EVEN_N=even_n,
             **tile.options(), **arguments,
         )  # fmt: skip

@@ -199,7 +199,8 @@ def query_kernel(
         )  # [BLOCK_D, BN]
         if BIAS == DENSE:
             in_bias = (keys[None, :] >= 0) & (keys[None, :] < N) & (rows[:, None] < M)
-            bias = load_bias(Bias + lanes[:, None] * bias_row + keys[None, :], in_bias, ASM, PAIRED)
+            bias_tile = Bias + lanes[:, None] * bias_row + keys[None, :]
+            bias = load_bias(bias_tile, in_bias, ASM and STORE_BIAS_GRAD, PAIRED)
         s = tl.dot(q, kt, input_precision=PRECISION)
         distance = keys[None, :] - (position + lanes[:, None])
         factor = scale

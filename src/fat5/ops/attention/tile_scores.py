@@ -78,8 +78,8 @@ def load_table(pointers, ASM: tl.constexpr):
 def load_bias(pointers, inside, ASM: tl.constexpr, PAIRED: tl.constexpr):
     """Load a tile of a dense bias as float32, 0 where not `inside`.
 
-    By assembly for the reason that `load_table` has: with a plain load the assembler also serialises the matrix
-    products. PAIRED reads two neighbours of 16 bits at once; both must be inside or outside, and aligned.
+    By assembly only where the caller has measured a gain. PAIRED reads two neighbours of 16 bits at once; both must be
+    inside or outside, and aligned.
     """
     if not ASM:
         return tl.load(pointers, mask=inside, other=0.0).to(tl.float32)

@@ -103,14 +103,12 @@ _HOPPER = _AMPERE | {
     ("dense_bias", 256): Tile(64, 64, 8, 1),
 }
 
-# Rows for some calls alone: a `dense` bias, `tails` for whatever is not whole tiles, `causal`.
+# Rows for some calls alone: `causal`, and `tails` for whatever is not whole tiles.
 _HOPPER_VARIANTS = {
     ("forward", 64, "causal"): Tile(64, 64, 4, 3, 128),
     ("key_value", 64, "causal"): Tile(32, 64, 4, 3, 128),
     ("key_value", 64, "tails"): Tile(32, 64, 4, 3),
     ("key_value", 128, "tails"): Tile(32, 64, 4, 3),
-    ("key_value", 64, "dense"): Tile(32, 64, 4, 3),
-    ("key_value", 128, "dense"): Tile(32, 64, 4, 2, 255),
     ("query", 64, "causal"): Tile(64, 64, 4, 3, 128),
     ("query", 64, "tails"): Tile(64, 64, 4, 2),
     ("query", 128, "tails"): Tile(128, 64, 8, 3),
@@ -147,7 +145,6 @@ class Call:
         itemsize: Bytes of an element of q.
         causal: Whether later keys are hidden.
         tails: Whether there is anything but whole tiles: odd lengths, padding, documents.
-        dense: Whether the bias is dense.
     """
 
     kernel: str
@@ -156,12 +153,11 @@ class Call:
     itemsize: int
     causal: bool
     tails: bool
-    dense: bool = False
 
     @property
     def variant(self) -> str | None:
         """Name of the table's variant for this call."""
-        return "dense" if self.dense else "tails" if self.tails else "causal" if self.causal else None
+        return "tails" if self.tails else "causal" if self.causal else None
 
 
 def preferred_tile(call: Call) -> Tile:
@@ -188,7 +184,5 @@ def table_rows() -> list[tuple[Call, Tile]]:
             rows.append((Call(kernel, architecture, block_d, 2, False, False), tile))
             rows.append((Call(kernel, architecture, block_d, 4, False, True), _FLOAT32[block_d]))
         for (kernel, block_d, name), tile in _VARIANTS.get(architecture, {}).items():
-            rows.append(
-                (Call(kernel, architecture, block_d, 2, name == "causal", name == "tails", name == "dense"), tile)
-            )
+            rows.append((Call(kernel, architecture, block_d, 2, name == "causal", name == "tails"), tile))
     return rows
