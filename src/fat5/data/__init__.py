@@ -1,0 +1,1 @@
+"""Data: tokenizer, pretokenised corpora, denoising and packing. Knows no model."""

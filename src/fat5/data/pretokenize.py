@@ -1,0 +1,251 @@
+"""Text to token files: documents whole, in their order, encoded by one or several processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tqdm import tqdm
+
+from fat5.data.manifest import MANIFEST_NAME, Manifest, Shard
+from fat5.data.output_folder import output_folder
+from fat5.data.sources import TextSource, expected_bytes, read_documents
+from fat5.data.special_tokens import SpecialTokens
+from fat5.data.text_encoder import EncodedDocuments, EncoderSettings, TextEncoder, encode_in_worker, start_worker
+from fat5.data.text_files import checked_text
+from fat5.data.token_dataset import token_dtype
+from fat5.data.token_shards import write_shard
+from fat5.data.tokenizer import backend_of, tokenizer_fingerprint, write_tokenizer
+from fat5.errors import ConfigError, DataError
+from fat5.version import __version__
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TRAIN, VALIDATION = "train", "validation"
+TOKENIZER_FOLDER = "tokenizer"
+_BATCH_BYTES = 1 << 20
+_BATCH_DOCUMENTS = 1 << 13
+_BATCHES_IN_FLIGHT = 4  # for each process, so that none waits for the reader
+_REPLACEABLE = (MANIFEST_NAME, "tokens-*.arrow", TRAIN, VALIDATION, TOKENIZER_FOLDER)
+
+
+@dataclass(frozen=True)
+class PretokenizeConfig:
+    """Settings of pretokenisation. The output is the same for any number of processes.
+
+    Attributes:
+        num_proc: Number of processes that encode; 1 encodes in this process, with threads on all cores.
+        min_tokens: Documents with fewer tokens are skipped, and counted.
+        validation_fraction: Share of documents kept apart for validation, chosen by a hash of their text, so that
+            equal texts stay together and a second run chooses the same. With 0 the folder holds the token files;
+            otherwise its folders `train` and `validation` do.
+        shard_tokens: About how many tokens a token file holds; two files' worth must fit into memory.
+        overwrite: Whether to replace an earlier output. Only a folder made by this command is ever replaced.
+    """
+
+    num_proc: int = 1
+    min_tokens: int = 1
+    validation_fraction: float = 0.0
+    shard_tokens: int = 2**25
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("num_proc", "min_tokens", "shard_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0.0 <= self.validation_fraction < 1.0:
+            raise ConfigError(f"validation_fraction must be in [0, 1), got {self.validation_fraction}")
+
+
+def pretokenize(
+    source: TextSource | Iterable[str],
+    tokenizer: PreTrainedTokenizerBase,
+    output: str | os.PathLike[str],
+    config: PretokenizeConfig | None = None,
+    *,
+    show_progress: bool = True,
+) -> dict[str, Manifest]:
+    """Encode every document of `source` into token files in the folder `output`.
+
+    Documents stay whole and in order, and get no special tokens: text that spells one (`</s>`) stays text. The folder
+    appears when all is written, with the manifest of each split and a copy of the tokenizer; after an error or a kill
+    there is none.
+
+    Args:
+        source: Where the text comes from, or the documents themselves.
+        tokenizer: A fast tokenizer with sentinels.
+        output: The folder to make, for `TokenDataset`.
+        config: Settings; the defaults if None.
+        show_progress: Whether to show a progress bar.
+
+    Returns:
+        The manifest of each split: "train", and "validation" where some documents were kept apart.
+
+    Raises:
+        DataError: The tokenizer has no sentinels, the source is damaged, no document is left, or a process died.
+        FileExistsError: `output` is not empty and may not be replaced.
+        OSError: The output cannot be written; nothing of it is kept.
+    """
+    config = config or PretokenizeConfig()
+    SpecialTokens.from_tokenizer(tokenizer, prefixes=())
+    texts = read_documents(source) if isinstance(source, TextSource) else _checked(source)
+    total = expected_bytes(source) if isinstance(source, TextSource) else None
+    # One more than the highest id: some vocabularies have holes.
+    vocab_size = max(tokenizer.get_vocab().values()) + 1
+    dtype = token_dtype(vocab_size)
+    encoder = EncoderSettings(
+        tokenizer_json=backend_of(tokenizer).to_str(),
+        dtype=dtype.name,
+        min_tokens=config.min_tokens,
+        validation_fraction=config.validation_fraction,
+    )
+    names = (TRAIN, VALIDATION) if config.validation_fraction > 0 else (TRAIN,)
+    with (
+        output_folder(output, overwrite=config.overwrite, replaceable=_REPLACEABLE) as folder,
+        tqdm(total=total, unit="B", unit_scale=True, desc="pretokenising", disable=not show_progress) as bar,
+    ):
+        write_tokenizer(tokenizer, folder / TOKENIZER_FOLDER)
+        splits = [_Split(folder / name if len(names) > 1 else folder) for name in names]
+        pending = 0
+        for size, batch in _encoded(_batches(texts), encoder, config.num_proc):
+            bar.update(size)
+            for split, part in zip(splits, batch, strict=True):
+                pending += split.add(part)
+            # All splits are written together, so that a row of files stands for one stretch of the source.
+            if pending >= config.shard_tokens:
+                pending = 0
+                for split in splits:
+                    split.flush()
+        bar.total = bar.n
+        common = {
+            "dtype": dtype.name,
+            "vocab_size": vocab_size,
+            "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
+            "tokenizer_name": str(tokenizer.name_or_path),
+            "source": source.describe() if isinstance(source, TextSource) else {},
+            "settings": {key: value for key, value in asdict(config).items() if key not in ("num_proc", "overwrite")},
+            "fat5_version": __version__,
+        }
+        manifests = {
+            name: split.finish(split_name=name if len(names) > 1 else None, **common)
+            for name, split in zip(names, splits, strict=True)
+        }
+        _check_not_empty(manifests, config)
+        for name, split in zip(names, splits, strict=True):
+            manifests[name].write(split.folder)
+    return manifests
+
+
+class _Split:
+    """The token files of one split, and what is waiting to be written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._tokens: list[np.ndarray] = []
+        self._lengths: list[np.ndarray] = []
+        self._shards: list[Shard] = []
+        self._text_bytes = 0
+        self._skipped: Counter[str] = Counter()
+
+    def add(self, part: EncodedDocuments) -> int:
+        """Take the documents of one batch; return their number of tokens."""
+        self._tokens.append(part.tokens)
+        self._lengths.append(part.lengths)
+        self._text_bytes += part.text_bytes
+        self._skipped.update(part.skipped)
+        return part.tokens.size
+
+    def flush(self) -> None:
+        """Write what is waiting as one file."""
+        if any(lengths.size for lengths in self._lengths):
+            path = self.folder / f"tokens-{len(self._shards):05d}.arrow"
+            self._shards.append(write_shard(path, self._tokens, self._lengths))
+        self._tokens, self._lengths = [], []
+
+    def finish(self, *, split_name: str | None, **common: Any) -> Manifest:
+        """Write the last file and return the manifest, which is not written yet."""
+        self.flush()
+        return Manifest(
+            shards=tuple(self._shards),
+            documents=sum(shard.documents for shard in self._shards),
+            tokens=sum(shard.tokens for shard in self._shards),
+            text_bytes=self._text_bytes,
+            skipped=dict(sorted(self._skipped.items())),
+            split=split_name,
+            **common,
+        )
+
+
+def _check_not_empty(manifests: dict[str, Manifest], config: PretokenizeConfig) -> None:
+    for name, manifest in manifests.items():
+        if manifest.documents:
+            continue
+        counts: Counter[str] = Counter()
+        for other in manifests.values():
+            counts.update(other.skipped)
+        kept = sum(other.documents for other in manifests.values())
+        left_out = ", ".join(f"{count:,} {reason}" for reason, count in counts.items()) or "none"
+        split = f"for the {name} split " if len(manifests) > 1 else ""
+        advice = f"; validation_fraction is {config.validation_fraction}" if kept else ""
+        raise DataError(f"no document is left {split}of {kept + counts.total():,} read; skipped: {left_out}{advice}")
+
+
+def _checked(documents: Iterable[str]) -> Iterator[str]:
+    if isinstance(documents, str):
+        raise ConfigError(
+            f"expected a TextSource or documents, got one text; for a file, pass TextSource([{documents!r}])"
+        )
+    return (checked_text(text, f"document {i:,}", "text") for i, text in enumerate(documents))
+
+
+def _batches(texts: Iterable[str]) -> Iterator[tuple[list[str], int]]:
+    """Group documents into batches of about `_BATCH_BYTES`, each with its bytes; a longer document ends its batch."""
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text) if text.isascii() else len(text.encode())
+        if size >= _BATCH_BYTES or len(batch) >= _BATCH_DOCUMENTS:
+            yield batch, size
+            batch, size = [], 0
+    if batch:
+        yield batch, size
+
+
+def _encoded(
+    batches: Iterable[tuple[list[str], int]], settings: EncoderSettings, num_proc: int
+) -> Iterator[tuple[int, list[EncodedDocuments]]]:
+    """Encode batches in order, with a bounded number of them under way; yield the bytes of each with its documents."""
+    if num_proc == 1:
+        encoder = TextEncoder(settings)
+        for batch, size in batches:
+            yield size, encoder.encode(batch)
+        return
+    # Spawned, not forked: the threads of the tokenizers library do not survive a fork.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(num_proc, mp_context=context, initializer=start_worker, initargs=(settings,))
+    waiting: deque[tuple[int, Future[list[EncodedDocuments]]]] = deque()
+    try:
+        for batch, size in batches:
+            waiting.append((size, pool.submit(encode_in_worker, batch)))
+            if len(waiting) >= _BATCHES_IN_FLIGHT * num_proc:
+                size, future = waiting.popleft()
+                yield size, future.result()
+        for size, future in waiting:
+            yield size, future.result()
+    except BrokenProcessPool as error:
+        raise DataError(
+            "a process that encodes ended abruptly, often since memory ran out: use fewer processes (num_proc); in a "
+            "script, call pretokenize under `if __name__ == '__main__':`"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)

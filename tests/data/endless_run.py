@@ -1,0 +1,52 @@
+"""A run to be killed: reads endless streams of all layouts in turn and writes a digest of every batch to a file."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from fat5.data.denoising_config import DenoisingConfig
+from fat5.data.denoising_dataset import DenoisingDataset
+from fat5.data.loader import data_loader
+from fat5.data.token_dataset import TokenDataset
+from tests.data import denoising_reference as reference
+
+CONFIGS = {
+    "packed": DenoisingConfig(max_input_length=64, max_target_length=64, encoder_budget=512, look_ahead=32, seed=11),
+    "padded": DenoisingConfig(layout="padded", max_input_length=64, batch_size=8, seed=11),
+    "concat": DenoisingConfig(layout="concat", max_input_length=64, batch_size=8, seed=11),
+}
+
+
+def stream(layout: str, folder: str, start_batch: int = 0) -> DenoisingDataset:
+    return DenoisingDataset(
+        TokenDataset(folder), reference.special_tokens(), CONFIGS[layout], rank=1, world_size=2, start_batch=start_batch
+    )
+
+
+def digests(batches) -> Iterator[str]:
+    for batch in batches:
+        digest = hashlib.sha256()
+        for name, value in sorted(batch.items()):
+            array = value.contiguous().numpy() if isinstance(value, torch.Tensor) else np.array(value)
+            digest.update(name.encode() + str((array.dtype, array.shape)).encode() + array.tobytes())
+        yield digest.hexdigest()
+
+
+def main(folder: str, output: str, num_workers: str) -> None:
+    runs = {
+        layout: digests(iter(data_loader(stream(layout, folder), num_workers=int(num_workers)))) for layout in CONFIGS
+    }
+    with open(output, "w", encoding="ascii", buffering=1) as file:  # noqa: PTH123
+        while True:
+            for layout, run in runs.items():
+                file.write(f"{layout} {next(run)}\n")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(*sys.argv[1:])
