@@ -76,7 +76,10 @@ class BatchLoader:
 
     def _batches(self) -> Generator[dict[str, Any], None, None]:
         if self._num_workers == 0:
-            yield from DataLoader(self.dataset, batch_size=None, pin_memory=self._pin_memory)
+            # Its own generator: starting a loader must not move the global one, or dropout differs after a resume.
+            yield from DataLoader(
+                self.dataset, batch_size=None, pin_memory=self._pin_memory, generator=torch.Generator()
+            )
             return
         workers = self._start() if self._workers is None else self._workers
         if self._persistent_workers:
@@ -108,8 +111,7 @@ class BatchLoader:
             persistent_workers=self._persistent_workers,
             multiprocessing_context=self._context,
             worker_init_fn=leave_signals_to_parent,
-            # Its own generator: starting workers must not move the global one, or dropout differs after a resume.
-            generator=torch.Generator(),
+            generator=torch.Generator(),  # as above
         )
 
 

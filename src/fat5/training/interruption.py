@@ -84,9 +84,3 @@ class StopCallback(TrainerCallback):
         flag = torch.tensor([number])
         self._pending = (dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True), flag)
         return agreed
-
-
-def ignore_signals(_: int) -> None:
-    """Leave signals to the main process: a data worker's `worker_init_fn`, since Ctrl+C reaches the whole group."""
-    for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)

@@ -19,10 +19,10 @@ from tqdm import tqdm
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from fat5.data.denoising_dataset import DenoisingDataset
+from fat5.data.loader import data_loader
 from fat5.errors import CheckpointError, FAT5Error
 from fat5.training import checkpoints
 from fat5.training.evaluation import EvaluationSums, denoiser_of_each_token, plain_cross_entropy
-from fat5.training.interruption import ignore_signals
 from fat5.training.log_window import LogWindow
 from fat5.training.progress import library_bars_hidden
 
@@ -81,7 +81,7 @@ class PretrainTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """Return a loader of whole batches, one shard a rank, not wrapped by accelerate."""
-        return self._loader(self.train_dataset)
+        return self._loader(cast(DenoisingDataset, self.train_dataset))
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader:
         """Return the evaluation loader, of the same kind."""
@@ -90,16 +90,11 @@ class PretrainTrainer(Trainer):
             raise ValueError(f"evaluation needs a DenoisingDataset, got {type(dataset).__name__}")
         return self._loader(dataset)
 
-    def _loader(self, dataset: Any) -> DataLoader:
-        workers = self.args.dataloader_num_workers
-        return DataLoader(
+    def _loader(self, dataset: DenoisingDataset) -> Any:
+        return data_loader(
             dataset,
-            batch_size=None,
-            num_workers=workers,
+            num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.device.type == "cuda",
-            worker_init_fn=ignore_signals if workers else None,
-            # Its own generator: starting a loader must not move the global one, or dropout differs after a resume.
-            generator=torch.Generator().manual_seed(self.args.seed),
         )
 
     def training_step(
