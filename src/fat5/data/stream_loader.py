@@ -84,7 +84,7 @@ class StreamLoader:
             "num_workers": len(self._since),
             "batches": self._batches,
             "since": list(self._since),
-            "snapshots": [_converted(snapshot, np.ndarray, torch.from_numpy) for snapshot in self._snapshots],
+            "snapshots": [_converted(snapshot, np.ndarray, torch.tensor) for snapshot in self._snapshots],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

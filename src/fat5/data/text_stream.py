@@ -114,7 +114,7 @@ class DocumentStream:
             self._block_start = self._position()
             self._block = [self._read() for _ in range(self._size)]
             self._given = 0
-        key = draw(draw(self._key, _BLOCKS), int(self._block_start["taken"]))
+        key = _branch(_branch(self._key, _BLOCKS), self._block_start["taken"])
         text = self._block[permute(self._given, self._size, key)]
         self._given += 1
         return text
@@ -137,7 +137,7 @@ class DocumentStream:
         return {"taken": self._taken, "sources": [reader.state_dict() for reader in self._readers]}
 
     def _read(self) -> str:
-        share = draw_unit(draw(self._key, _SOURCES), self._taken) * self._cumulative[-1]
+        share = draw_unit(_branch(self._key, _SOURCES), self._taken) * self._cumulative[-1]
         self._taken += 1
         # The last one, should rounding lift the share to the sum of the weights.
         chosen = next((i for i, reached in enumerate(self._cumulative) if share < reached), len(self._readers) - 1)
@@ -146,7 +146,12 @@ class DocumentStream:
 
 def reader_key(seed: int, reader: int) -> np.uint64:
     """Return the key of a reader's random numbers."""
-    return np.uint64(draw(draw(np.uint64(seed), _READERS), reader))
+    return _branch(_branch(np.uint64(seed), _READERS), reader)
+
+
+def _branch(key: np.uint64, number: int) -> np.uint64:
+    # Compiled functions give a Python int back, which they would not take again.
+    return np.uint64(draw(key, number))
 
 
 def _open(source: StreamSource, seed: int, reader: int, num_readers: int) -> _Reader:
@@ -161,35 +166,33 @@ class _FileReader:
 
     def __init__(self, source: StreamSource, files: Sequence[Path], seed: int, reader: int, num_readers: int) -> None:
         self._source, self._files, self._reader, self._num_readers = source, files, reader, num_readers
-        self._key = np.uint64(draw(np.uint64(seed), _FILES))
+        self._key = _branch(np.uint64(seed), _FILES)
         self._by_file = len(files) >= num_readers
-        self._epoch = self._place = self._row = self._index = 0
+        self._epoch = self._place = self._row = 0
         self._documents = self._read()
 
     def __next__(self) -> str:
         return next(self._documents)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self._epoch, "place": self._place, "row": self._row, "index": self._index}
+        return {"epoch": self._epoch, "place": self._place, "row": self._row}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._epoch, self._place, self._row, self._index = (state[key] for key in ("epoch", "place", "row", "index"))
+        self._epoch, self._place, self._row = state["epoch"], state["place"], state["row"]
         self._documents = self._read()
 
     def _read(self) -> Iterator[str]:
         source = self._source
         while True:
             read_from_start, found = (self._place, self._row) == (0, 0), False
-            order = [
-                self._files[permute(i, len(self._files), draw(self._key, self._epoch))] for i in range(len(self._files))
-            ]
-            own = order[self._reader :: self._num_readers] if self._by_file else order
-            while self._place < len(own):
-                texts = read_file(own[self._place], documents=source.documents, text_column=source.text_column)
+            order = self._order()
+            while self._place < len(order):
+                file = order[self._place]
+                texts = read_file(self._files[file], documents=source.documents, text_column=source.text_column)
                 for text in islice(texts, self._row, None):
-                    mine = self._by_file or self._index % self._num_readers == self._reader
+                    # Whose a document is never changes, so that readers in different epochs share none.
+                    mine = self._by_file or (file + self._row) % self._num_readers == self._reader
                     self._row += 1
-                    self._index += 1
                     if mine:
                         found = True
                         yield text
@@ -198,7 +201,12 @@ class _FileReader:
             if read_from_start and not found:
                 raise DataError(_too_few(source, self._num_readers))
             self._epoch += 1
-            self._place = self._row = self._index = 0
+            self._place = self._row = 0
+
+    def _order(self) -> list[int]:
+        own = range(self._reader, len(self._files), self._num_readers) if self._by_file else range(len(self._files))
+        key = _branch(self._key, self._epoch)
+        return [own[permute(place, len(own), key)] for place in range(len(own))]
 
 
 class _DatasetReader:
@@ -262,7 +270,7 @@ def _share(source: StreamSource, reader: int, num_readers: int) -> Any:
         if source.text_column not in dataset.column_names:
             raise DataError(f"{source.source[0]}: {missing_column(source.text_column, dataset.column_names)}")
         dataset = dataset.to_iterable_dataset()
-    if dataset.column_names is None or source.text_column in dataset.column_names:
+    if source.text_column in (dataset.column_names or ()):
         # Only the text is decoded: other columns may hold images.
         dataset = dataset.select_columns([source.text_column])
     if num_readers == 1:
