@@ -14,7 +14,7 @@ _LARGEST_BUFFER = 2**26  # tokens; longer corpora reuse them, at other places
 
 
 class RandomDocuments:
-    """Documents of random tokens whose lengths are log-normal; a `fat5.data.collator.TokenSource`.
+    """Documents of random tokens whose lengths are log-normal; a `fat5.data.window_tokens.TokenSource`.
 
     Args:
         num_documents: How many.

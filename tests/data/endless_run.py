@@ -1,4 +1,4 @@
-"""A run to be killed: reads endless streams of all layouts in turn and writes a digest of every batch to a file."""
+"""Runs to be killed: they read endless streams and write a digest of every batch to a file."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ import torch
 from fat5.data.denoising_config import DenoisingConfig
 from fat5.data.denoising_dataset import DenoisingDataset
 from fat5.data.loader import data_loader
+from fat5.data.streaming_dataset import StreamingDataset
+from fat5.data.text_stream import StreamConfig, StreamSource
 from fat5.data.token_dataset import TokenDataset
+from fat5.files import atomic_file
 from tests.data import denoising_reference as reference
+from tests.data.small_tokenizer import small_tokenizer
 
 CONFIGS = {
     "packed": DenoisingConfig(max_input_length=64, max_target_length=64, encoder_budget=512, look_ahead=32, seed=11),
@@ -37,6 +41,22 @@ def digests(batches) -> Iterator[str]:
         yield digest.hexdigest()
 
 
+def text_stream() -> StreamingDataset:
+    config = DenoisingConfig(layout="padded", max_input_length=128, batch_size=8, seed=11)
+    stream = StreamConfig([StreamSource(["fat5:sample"])], shuffle_buffer=50)
+    return StreamingDataset(stream, small_tokenizer(), config, rank=1, world_size=2)
+
+
+def stream_and_save(output: str, num_workers: str) -> None:
+    """Write the digests of streamed text, and with each the state behind it."""
+    loader = data_loader(text_stream(), num_workers=int(num_workers))
+    with open(output, "w", encoding="ascii", buffering=1) as file:  # noqa: PTH123
+        for number, digest in enumerate(digests(iter(loader)), start=1):
+            with atomic_file(f"{output}.state-{number}") as path:
+                torch.save(loader.state_dict(), path)
+            file.write(f"{digest}\n")
+
+
 def main(folder: str, output: str, num_workers: str) -> None:
     runs = {
         layout: digests(iter(data_loader(stream(layout, folder), num_workers=int(num_workers)))) for layout in CONFIGS
@@ -49,4 +69,4 @@ def main(folder: str, output: str, num_workers: str) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(*sys.argv[1:])
+    {"stored": main, "streamed": stream_and_save}[sys.argv[1]](*sys.argv[2:])

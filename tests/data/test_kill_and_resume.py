@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fat5.data.budgets import resolve_budgets
 from fat5.data.denoising_config import DenoisingConfig
@@ -18,7 +19,7 @@ from fat5.data.denoising_dataset import DenoisingDataset
 from fat5.data.loader import data_loader
 from fat5.data.pretokenize import pretokenize
 from tests.data import denoising_reference as reference
-from tests.data.endless_run import CONFIGS, digests, stream
+from tests.data.endless_run import CONFIGS, digests, stream, text_stream
 from tests.data.small_tokenizer import small_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -47,7 +48,7 @@ def test_killed_at_a_random_batch_the_stream_goes_on_exactly(tmp_path):
     pretokenize(texts, small_tokenizer(), tmp_path / "tokens", show_progress=False)
     output = tmp_path / "digests.txt"
     lines = random.randrange(60, 200)
-    written = kill_after(lines, output, str(tmp_path / "tokens"), str(output), "2")
+    written = kill_after(lines, output, "stored", str(tmp_path / "tokens"), str(output), "2")
     for layout in CONFIGS:
         before = [line.split()[1] for line in written if line.startswith(layout)]
         assert len(before) >= lines // 3
@@ -57,6 +58,16 @@ def test_killed_at_a_random_batch_the_stream_goes_on_exactly(tmp_path):
         for num_workers in (0, 3):
             loader = data_loader(stream(layout, tmp_path / "tokens", len(before)), num_workers=num_workers)
             assert list(islice(digests(iter(loader)), 40)) == uninterrupted[len(before) :]
+
+
+def test_killed_at_a_random_batch_a_text_stream_goes_on_exactly(tmp_path):
+    output = tmp_path / "digests.txt"
+    written = kill_after(random.randrange(5, 40), output, "streamed", str(output), "2")
+    uninterrupted = list(islice(digests(iter(data_loader(text_stream(), num_workers=2))), len(written) + 20))
+    assert written == uninterrupted[: len(written)]
+    loader = data_loader(text_stream(), num_workers=2)
+    loader.load_state_dict(torch.load(f"{output}.state-{len(written)}", weights_only=True))
+    assert list(islice(digests(iter(loader)), 20)) == uninterrupted[len(written) :]
 
 
 class ManyDocuments:

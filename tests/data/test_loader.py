@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import itertools
 import multiprocessing
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import pytest
@@ -133,9 +135,10 @@ def test_a_killed_worker_is_one_clear_error():
     batches = iter(data_loader(dataset(epochs=None), num_workers=2))
     next(batches)
     victim = multiprocessing.active_children()[0].pid
-    os.kill(victim, signal.SIGKILL)
+    # From another thread, so that the reading is under way.
+    threading.Timer(0.3, os.kill, (victim, signal.SIGKILL)).start()
     with pytest.raises(DataError, match=rf"ended abruptly, .*use fewer workers .*{victim}"):
-        list(itertools.islice(batches, 100_000))
+        collections.deque(batches, maxlen=0)
 
 
 def test_workers_leave_the_terminals_signals_to_the_main_process():

@@ -76,7 +76,9 @@ def test_a_kill_leaves_no_process_and_nothing_to_trust(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stderr=subprocess.DEVNULL)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     wait_until(
-        lambda: list(tmp_path.glob(".out.*.partial/tokenizer/tokenizer.json")) and len(children.read_text().split()) > 2
+        lambda: (
+            list(tmp_path.glob(".out.unfinished/tokenizer/tokenizer.json")) and len(children.read_text().split()) > 2
+        )
     )
     workers = [Path("/proc") / pid for pid in children.read_text().split()]
     process.kill()

@@ -8,6 +8,7 @@ import shlex
 import pytest
 
 from fat5.cli import main as cli
+from fat5.errors import ConfigError
 from fat5.training import quickstart as module
 from fat5.training.config import PretrainConfig
 from fat5.training.config_file import load_settings
@@ -102,6 +103,12 @@ def test_a_wrong_setting_is_found_before_anything_is_replaced(tmp_path):
     with pytest.raises(ValueError, match=r"did you mean training\.max_steps"):
         quickstart(tmp_path, overwrite=True, overrides=["training.max_stepz=3"])
     assert (tmp_path / "summary.json").exists()
+
+
+@pytest.mark.parametrize("override", ["data.validation=null", "training.eval_at_start=false"])
+def test_the_evaluation_cannot_be_taken_away(tmp_path, override):
+    with pytest.raises(ConfigError, match="the quickstart compares losses"):
+        quickstart(tmp_path / "start", overrides=[override])
 
 
 def test_the_shipped_settings_promise_a_cpu_run_of_a_few_million_parameters():

@@ -32,7 +32,8 @@ def run(args: Namespace) -> int:
         f"  this model       {outcome.eval_loss:7.3f}   accuracy {outcome.eval_accuracy:.1%}\n"
         f"  unigram          {outcome.unigram_loss:7.3f}   {gain:.3f} above this model\n"
         f"  untrained model  {outcome.untrained_loss:7.3f}\n\n"
-        "masked sentences"
+        "masked sentences, filled by a model that has read for minutes: it knows the phrases of the law, and hardly\n"
+        "yet how to read what stands around a mask"
     )
     for sentence, filled in outcome.filled.items():
         print(f"  {sentence}\n    {filled}")

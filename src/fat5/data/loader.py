@@ -180,14 +180,8 @@ def data_loader(
     return BatchLoader(dataset, persistent_workers=persistent_workers, **settings)
 
 
-class _Task:
-    """A batch to make: its plan, or the slot where that stands and where the batch is to go."""
-
-    def __init__(self, plan: BatchPlan | None, slot: int, windows: int) -> None:
-        self.plan, self.slot, self.windows = plan, slot, windows
-
-    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        return _Task, (self.plan, self.slot, self.windows)
+_Task = tuple[int, int, BatchPlan | None]
+"""A batch to make: the slot where its plan stands and the batch is to go, its windows, and the plan if without slot."""
 
 
 class _Tasks:
@@ -206,11 +200,11 @@ class _Tasks:
         windows = len(plan.document)
         if slot is None:
             # The consumer keeps more batches than expected: this one travels through the pipe.
-            return _Task(plan, -1, windows)
+            return -1, windows, plan
         columns = self._pool.bytes_of(slot)[: 8 * windows * len(plan)].view(np.int64).reshape(len(plan), windows)
         for column, values in zip(columns, plan, strict=True):
             column[:] = values
-        return _Task(None, slot, windows)
+        return slot, windows, None
 
 
 class _PlannedBatches(Dataset):
@@ -229,12 +223,12 @@ class _PlannedBatches(Dataset):
         return [self._make(task, self._collate) for task in tasks]
 
     def _make(self, task: _Task, collate: DenoisingCollator) -> FilledSlot | dict[str, Any]:
-        if task.plan is not None:
-            return collate(task.plan)
+        slot, windows, plan = task
+        if plan is not None:
+            return collate(plan)
         size = len(BatchPlan._fields)
-        columns = self.pool.bytes_of(task.slot)[: 8 * task.windows * size].view(np.int64).reshape(size, task.windows)
-        plan = BatchPlan(*columns)
-        return self.pool.write(task.slot, _plan_bytes(self._dataset), lambda allocate: collate(plan, allocate))
+        columns = BatchPlan(*self.pool.bytes_of(slot)[: 8 * windows * size].view(np.int64).reshape(size, windows))
+        return self.pool.write(slot, _plan_bytes(self._dataset), lambda allocate: collate(columns, allocate))
 
 
 def _plan_bytes(dataset: DenoisingDataset) -> int:

@@ -109,24 +109,24 @@ def refill(lengths: np.ndarray, rules: Rules, state: State) -> None:
 
 @jit
 def _best_fit(
-    pool: np.ndarray,
-    first: int,
+    inputs: np.ndarray,
+    targets: np.ndarray,
     stop: int,
     encoder_left: int,
     decoder_left: int,
     encoder_scale: float,
     decoder_scale: float,
 ) -> int:
-    """Return the window of pool[first:stop] that leaves least of both budgets, evenly; -1 if none fits.
+    """Return the window of the first `stop` that leaves least of both budgets, evenly; -1 if none fits.
 
     It minimises x + y + cost * |x - y| over the shares x and y left of the encoder's and the decoder's budget: a window
     that uses up one budget alone makes the other's remainder useless.
     """
     best = -1
     best_cost = np.inf
-    for slot in range(first, stop):
-        encoder_rest = encoder_left - pool[slot, INPUT]
-        decoder_rest = decoder_left - pool[slot, TARGET]
+    for slot in range(stop):
+        encoder_rest = encoder_left - inputs[slot]
+        decoder_rest = decoder_left - targets[slot]
         if encoder_rest < 0 or decoder_rest < 0:
             continue
         x = encoder_rest * encoder_scale
@@ -163,22 +163,26 @@ def fill_batch(rules: Rules, state: State, plan: np.ndarray) -> int:
         size += 1
     plan[:size] = pool[:size]
     oldest = size
+    # Side by side, since the search below reads them many times.
+    inputs = pool[oldest:waiting, INPUT].copy()
+    targets = pool[oldest:waiting, TARGET].copy()
     encoder_scale = 1.0 / rules.encoder_budget
     decoder_scale = 1.0 / rules.decoder_budget
     while size < rules.max_documents:
-        stop = min(waiting, size + rules.look_ahead)
-        best = _best_fit(pool, oldest, stop, encoder_left, decoder_left, encoder_scale, decoder_scale)
+        stop = min(waiting, size + rules.look_ahead) - oldest
+        best = _best_fit(inputs, targets, stop, encoder_left, decoder_left, encoder_scale, decoder_scale)
         if best < 0:
             break
-        plan[size] = pool[best]
-        encoder_left -= pool[best, INPUT]
-        decoder_left -= pool[best, TARGET]
-        pool[best, INPUT] = rules.encoder_budget + 1  # fits nowhere: taken
+        plan[size] = pool[oldest + best]
+        encoder_left -= inputs[best]
+        decoder_left -= targets[best]
+        inputs[best] = rules.encoder_budget + 1  # fits nowhere: taken
         size += 1
     kept = 0
     for slot in range(oldest, waiting):
-        if pool[slot, INPUT] <= rules.encoder_budget:
-            pool[kept] = pool[slot]
+        if inputs[slot - oldest] <= rules.encoder_budget:
+            for column in range(NUM_COLUMNS):
+                pool[kept, column] = pool[slot, column]
             kept += 1
     cursor[WAITING] = kept
     counters[BATCHES] += size > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 from collections import Counter, deque
@@ -16,7 +17,16 @@ import numpy as np
 from tqdm import tqdm
 
 from fat5.data.manifest import MANIFEST_NAME, Manifest, Shard
-from fat5.data.output_folder import output_folder
+from fat5.data.output_folder import output_folder, resumable_folder
+from fat5.data.pretokenize_progress import (
+    PROGRESS_NAME,
+    Batch,
+    Progress,
+    SourceReader,
+    SplitProgress,
+    clear_unfinished,
+    progress_key,
+)
 from fat5.data.sources import TextSource, expected_bytes, read_documents
 from fat5.data.special_tokens import SpecialTokens
 from fat5.data.text_encoder import EncodedDocuments, EncoderSettings, TextEncoder, encode_in_worker, start_worker
@@ -29,6 +39,8 @@ from fat5.version import __version__
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
 
 TRAIN, VALIDATION = "train", "validation"
 TOKENIZER_FOLDER = "tokenizer"
@@ -78,7 +90,9 @@ def pretokenize(
 
     Documents stay whole and in order, and get no special tokens: text that spells one (`</s>`) stays text. The folder
     appears when all is written, with the manifest of each split and a copy of the tokenizer; after an error or a kill
-    there is none.
+    there is none. After a kill or Ctrl+C the token files written so far stay in a hidden folder beside it, and the same
+    call goes on from there, to the same bytes; it reads the earlier text again to make sure that it is the same. Only
+    documents given as an iterable start anew.
 
     Args:
         source: Where the text comes from, or the documents themselves.
@@ -97,8 +111,8 @@ def pretokenize(
     """
     config = config or PretokenizeConfig()
     SpecialTokens.from_tokenizer(tokenizer, prefixes=())
-    texts = read_documents(source) if isinstance(source, TextSource) else _checked(source)
-    total = expected_bytes(source) if isinstance(source, TextSource) else None
+    # What is missing shows before the output is begun.
+    texts = _open(source)
     # One more than the highest id: some vocabularies have holes.
     vocab_size = max(tokenizer.get_vocab().values()) + 1
     dtype = token_dtype(vocab_size)
@@ -108,41 +122,86 @@ def pretokenize(
         min_tokens=config.min_tokens,
         validation_fraction=config.validation_fraction,
     )
+    settings = {key: value for key, value in asdict(config).items() if key not in ("num_proc", "overwrite")}
+    common = {
+        "dtype": dtype.name,
+        "vocab_size": vocab_size,
+        "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
+        "tokenizer_name": str(tokenizer.name_or_path),
+        "source": source.describe() if isinstance(source, TextSource) else {},
+        "settings": settings,
+        "fat5_version": __version__,
+    }
     names = (TRAIN, VALIDATION) if config.validation_fraction > 0 else (TRAIN,)
+    # Documents that come from a program cannot be asked for again.
+    make_folder = resumable_folder if isinstance(source, TextSource) else output_folder
     with (
-        output_folder(output, overwrite=config.overwrite, replaceable=_REPLACEABLE) as folder,
-        tqdm(total=total, unit="B", unit_scale=True, desc="pretokenising", disable=not show_progress) as bar,
+        make_folder(output, overwrite=config.overwrite, replaceable=_REPLACEABLE) as folder,
+        tqdm(
+            total=expected_bytes(source) if isinstance(source, TextSource) else None,
+            unit="B",
+            unit_scale=True,
+            desc="pretokenising",
+            disable=not show_progress,
+        ) as bar,
     ):
-        write_tokenizer(tokenizer, folder / TOKENIZER_FOLDER)
         splits = [_Split(folder / name if len(names) > 1 else folder) for name in names]
+        key = progress_key(common)
+        reader = _go_on(source, texts, folder, splits, key, dtype.name, bar)
+        write_tokenizer(tokenizer, folder / TOKENIZER_FOLDER)
         pending = 0
-        for size, batch in _encoded(_batches(texts), encoder, config.num_proc):
-            bar.update(size)
-            for split, part in zip(splits, batch, strict=True):
+        batches = reader.batches(most_bytes=_BATCH_BYTES, most_documents=_BATCH_DOCUMENTS)
+        for batch, encoded in _encoded(batches, encoder, config.num_proc):
+            bar.update(batch.size)
+            for split, part in zip(splits, encoded, strict=True):
                 pending += split.add(part)
             # All splits are written together, so that a row of files stands for one stretch of the source.
             if pending >= config.shard_tokens:
                 pending = 0
                 for split in splits:
                     split.flush()
+                Progress(key, batch.documents, batch.digest, tuple(split.progress() for split in splits)).write(folder)
         bar.total = bar.n
-        common = {
-            "dtype": dtype.name,
-            "vocab_size": vocab_size,
-            "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
-            "tokenizer_name": str(tokenizer.name_or_path),
-            "source": source.describe() if isinstance(source, TextSource) else {},
-            "settings": {key: value for key, value in asdict(config).items() if key not in ("num_proc", "overwrite")},
-            "fat5_version": __version__,
-        }
         manifests = {
             name: split.finish(split_name=name if len(names) > 1 else None, **common)
             for name, split in zip(names, splits, strict=True)
         }
         _check_not_empty(manifests, config)
+        (folder / PROGRESS_NAME).unlink(missing_ok=True)
         for name, split in zip(names, splits, strict=True):
             manifests[name].write(split.folder)
     return manifests
+
+
+def _open(source: TextSource | Iterable[str]) -> Iterator[str]:
+    return read_documents(source) if isinstance(source, TextSource) else _checked(source)
+
+
+def _go_on(
+    source: TextSource | Iterable[str],
+    texts: Iterator[str],
+    folder: Path,
+    splits: list[_Split],
+    key: str,
+    dtype: str,
+    bar: tqdm,
+) -> SourceReader:
+    """Take up what a killed run left in `folder`, if it fits, and return the source from where that ended."""
+    folders = [split.folder for split in splits]
+    progress = Progress.read(folder, key, folders, dtype)
+    reader = SourceReader(texts)
+    if progress is not None:
+        logger.info("going on behind the %s documents of an interrupted run", f"{progress.documents:,}")
+        size, digest = reader.skip(progress.documents)
+        if digest == progress.digest:
+            bar.update(size)
+            for split, earlier in zip(splits, progress.splits, strict=True):
+                split.go_on(earlier)
+        else:
+            logger.warning("the source has changed since the interrupted run: starting anew")
+            progress, reader = None, SourceReader(_open(source))
+    clear_unfinished(folder, folders, progress)
+    return reader
 
 
 class _Split:
@@ -163,6 +222,16 @@ class _Split:
         self._text_bytes += part.text_bytes
         self._skipped.update(part.skipped)
         return part.tokens.size
+
+    def go_on(self, progress: SplitProgress) -> None:
+        """Take over what an interrupted run has written."""
+        self._shards = list(progress.shards)
+        self._text_bytes = progress.text_bytes
+        self._skipped = Counter(progress.skipped)
+
+    def progress(self) -> SplitProgress:
+        """Return what is written; nothing may be waiting."""
+        return SplitProgress(tuple(self._shards), self._text_bytes, dict(self._skipped))
 
     def flush(self) -> None:
         """Write what is waiting as one file."""
@@ -207,41 +276,27 @@ def _checked(documents: Iterable[str]) -> Iterator[str]:
     return (checked_text(text, f"document {i:,}", "text") for i, text in enumerate(documents))
 
 
-def _batches(texts: Iterable[str]) -> Iterator[tuple[list[str], int]]:
-    """Group documents into batches of about `_BATCH_BYTES`, each with its bytes; a longer document ends its batch."""
-    batch: list[str] = []
-    size = 0
-    for text in texts:
-        batch.append(text)
-        size += len(text) if text.isascii() else len(text.encode())
-        if size >= _BATCH_BYTES or len(batch) >= _BATCH_DOCUMENTS:
-            yield batch, size
-            batch, size = [], 0
-    if batch:
-        yield batch, size
-
-
 def _encoded(
-    batches: Iterable[tuple[list[str], int]], settings: EncoderSettings, num_proc: int
-) -> Iterator[tuple[int, list[EncodedDocuments]]]:
-    """Encode batches in order, with a bounded number of them under way; yield the bytes of each with its documents."""
+    batches: Iterable[Batch], settings: EncoderSettings, num_proc: int
+) -> Iterator[tuple[Batch, list[EncodedDocuments]]]:
+    """Encode batches in order, with a bounded number of them under way; yield each with its encoded documents."""
     if num_proc == 1:
         encoder = TextEncoder(settings)
-        for batch, size in batches:
-            yield size, encoder.encode(batch)
+        for batch in batches:
+            yield batch, encoder.encode(batch.texts)
         return
     # Spawned, not forked: the threads of the tokenizers library do not survive a fork.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(num_proc, mp_context=context, initializer=start_worker, initargs=(settings,))
-    waiting: deque[tuple[int, Future[list[EncodedDocuments]]]] = deque()
+    waiting: deque[tuple[Batch, Future[list[EncodedDocuments]]]] = deque()
     try:
-        for batch, size in batches:
-            waiting.append((size, pool.submit(encode_in_worker, batch)))
+        for batch in batches:
+            waiting.append((batch, pool.submit(encode_in_worker, batch.texts)))
             if len(waiting) >= _BATCHES_IN_FLIGHT * num_proc:
-                size, future = waiting.popleft()
-                yield size, future.result()
-        for size, future in waiting:
-            yield size, future.result()
+                done, future = waiting.popleft()
+                yield done, future.result()
+        for done, future in waiting:
+            yield done, future.result()
     except BrokenProcessPool as error:
         raise DataError(
             "a process that encodes ended abruptly, often since memory ran out: use fewer processes (num_proc); in a "

@@ -79,6 +79,8 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
         self.special_tokens = SpecialTokens.from_tokenizer(tokenizer, prefixes)
         self.rank, self.world_size = rank, world_size
         self.stream, self.config = stream, config
+        # Files that are missing show here, rather than at the first batch in a worker.
+        DocumentStream(stream, seed=config.seed)
         self._encoder = EncoderSettings(
             tokenizer_json=backend_of(tokenizer).to_str(),
             dtype=token_dtype(max(tokenizer.get_vocab().values()) + 1).name,

@@ -11,12 +11,15 @@ from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from itertools import islice
 from pathlib import Path
+from typing import cast
 
+from fat5.data.denoising_dataset import DenoisingDataset
 from fat5.data.pretokenize import TRAIN, VALIDATION, PretokenizeConfig, pretokenize
 from fat5.data.sample import SAMPLE_NAME, sample_documents
 from fat5.data.sources import TextSource
 from fat5.data.tokenizer import load_tokenizer, save_tokenizer
 from fat5.data.tokenizer_training import TokenizerConfig, train_tokenizer
+from fat5.errors import ConfigError
 from fat5.files import atomic_file
 from fat5.models import FAT5ForConditionalGeneration
 from fat5.training.baselines import target_counts, unigram_loss
@@ -33,9 +36,9 @@ SUMMARY_NAME = "summary.json"
 _PARTS = ("tokenizer", "tokens", "run", SUMMARY_NAME)
 
 MASKED_SENTENCES = (
-    "Les modalités d'application du présent article sont fixées par décret en <extra_id_0> d'Etat.",
-    "Le ministre chargé de la <extra_id_0> fixe par arrêté la liste des pièces à fournir.",
-    "La demande est adressée au préfet du <extra_id_0> dans un délai de deux mois.",
+    "Le ministre chargé <extra_id_0> fixe par arrêté la liste des pièces à fournir.",
+    "La demande est adressée au directeur <extra_id_0> dans un délai de deux mois.",
+    "Les modalités d'application du présent article sont fixées par décret en Conseil <extra_id_0>.",
 )
 
 
@@ -92,6 +95,7 @@ def quickstart(
         The summary, also written as `summary.json`; the pretraining's result if a signal ended it early.
 
     Raises:
+        ConfigError: An override is wrong, or takes away the evaluation that the summary is about.
         FileExistsError: The folder holds an earlier quickstart and `overwrite` is False, or something else.
     """
     root = Path(output_dir)
@@ -103,6 +107,10 @@ def quickstart(
     }
     moved = [f"{key}={place}" for key, place in places.items()]
     config = load_settings(PretrainConfig, settings, [*moved, *overrides])
+    if config.data.validation is None or not config.training.eval_at_start:
+        raise ConfigError(
+            "the quickstart compares losses: leave data.validation and training.eval_at_start as they are"
+        )
     _claim(root, overwrite)
     commands = {
         "tokenizer": f"fat5 train-tokenizer {SAMPLE_NAME} --vocab-size {VOCAB_SIZE} --output {root}/tokenizer",
@@ -151,8 +159,7 @@ def _claim(root: Path, overwrite: bool) -> None:
 def _examine(config: PretrainConfig, result: PretrainResult) -> QuickstartSummary:
     data = open_run_data(config.data, config.denoising)
     model = FAT5ForConditionalGeneration.from_pretrained(result.output_dir)
-    evaluation = data.evaluation_set()
-    assert evaluation is not None
+    evaluation = cast(DenoisingDataset, data.evaluation_set())
     vocab_size = model.config.vocab_size
     seen = result.step * config.training.gradient_accumulation_steps
     unigram = unigram_loss(
