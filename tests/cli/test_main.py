@@ -70,7 +70,7 @@ def test_a_user_error_is_one_line_and_exit_code_2(arguments, message, capsys, tm
     [
         (DataError("the text\nis odd"), 2, "the text is odd"),
         (FileExistsError("runs/a already exists"), 2, "runs/a already exists"),
-        (PermissionError(13, "Permission denied", "/root/x"), 2, "/root/x: Permission denied"),
+        (PermissionError(13, "Permission denied", "/srv/x"), 2, "/srv/x: Permission denied"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )
