@@ -10,7 +10,7 @@ from fat5.ops.attention.bias import (
     saturation_radius,
 )
 from fat5.ops.loss import CrossEntropyOutput, cross_entropy, linear_cross_entropy
-from fat5.ops.norm import rms_norm
+from fat5.ops.norm import add_rms_norm, rms_norm
 from fat5.ops.rotary import apply_rotary, rotary_phases, xpos_scale
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "DenseBias",
     "DistanceBias",
     "RelativeBias",
+    "add_rms_norm",
     "apply_rotary",
     "cross_entropy",
     "flash_attention",
