@@ -1,9 +1,9 @@
 """How many rows a program of the norm's kernels takes, and how it is run: one table, by width.
 
 Forward: 2,048 elements with 4 warps are two 16-byte loads a thread; four rows of 512 measured 0.021 ms at 32,768 rows
-on an H200. Backward: a program takes tile after tile, so that its share of the weight's gradient stays in registers, and
-loads the next while it computes. Programs of 16 warps together keep 32 KB and more of each multiprocessor's loads on
-their way: what a memory of 4 TB/s with a latency of 0.8 microseconds needs.
+on an H200. Backward: a program takes tile after tile, so that its share of the weight's gradient stays in registers,
+and loads the next while it computes. Programs of 16 warps together keep 32 KB and more of each multiprocessor's loads
+on their way: what a memory of 4 TB/s with a latency of 0.8 microseconds needs.
 """
 
 from __future__ import annotations
