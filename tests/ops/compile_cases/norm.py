@@ -14,7 +14,7 @@ KERNELS = {
     "rms_norm weight": kernels.weight_kernel,
     "rms_norm sum": kernels.sum_kernel,
 }
-_SPILLS_BEYOND = 16_384  # rows of more elements hold 64 registers a thread and more
+_SPILLS_FROM = 16_384  # elements of a row: 32 a thread and more
 
 
 def cases(everything: bool) -> list[Compilation]:
@@ -32,7 +32,7 @@ def cases(everything: bool) -> list[Compilation]:
 def _at(architecture: int, width: int, dtype: str) -> Iterator[Compilation]:
     block_d = max(16, 1 << (width - 1).bit_length())
     shape = {"D": width, "BLOCK_D": block_d}
-    spills = 16 if block_d <= _SPILLS_BEYOND else 4096
+    spills = 4096 if block_d >= _SPILLS_FROM else 64 if dtype == "fp32" else 16
 
     def case(kernel: str, kinds: dict, constants: dict, tile: tiles.RowTile) -> Compilation:
         rest = {"unaligned": width % 8 != 0, "max_spilled": spills}
