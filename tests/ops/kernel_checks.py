@@ -66,6 +66,7 @@ def hold_the_tolerance_rule(
 def captured(function: Callable[..., Outputs], leaves: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
     """Outputs and gradients of a CUDA graph, replayed."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):  # leaves made on the default stream would draw it into the capture
         own = [x.detach().clone().requires_grad_(x.requires_grad) for x in leaves]
         with_gradients(function, own, grads)
