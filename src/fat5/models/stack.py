@@ -19,7 +19,7 @@ class _Sublayer(nn.Module):
     """A residual sublayer: `x + dropout(f(norm(x)))`.
 
     The addition at its end is left to the norm that comes next, which does both in one pass: a sublayer takes the
-    states and the update that the one before it made, and returns the sum of those and its own update.
+    states and the update of the sublayer before, and returns their sum and its own update.
     """
 
     def __init__(self, config: FAT5Config) -> None:
