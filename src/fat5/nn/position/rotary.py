@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fat5.nn.position.settings import PositionSettings
-from fat5.ops.rotary import apply_rotary, rotary_phases, xpos_scale
+from fat5.ops.rotary import apply_rotary_qk, rotary_phases, xpos_scale
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Rotation:
         key_cos: The keys'.
         key_sin: The keys'.
         interleaved: Pairs of channels are neighbours.
+        backend: Backend of `fat5.ops.apply_rotary_qk`.
     """
 
     query_cos: Tensor
@@ -29,13 +30,12 @@ class Rotation:
     key_cos: Tensor
     key_sin: Tensor
     interleaved: bool
+    backend: str = "auto"
 
     def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Return the rotated queries and keys, [..., L, H, D], in their own type."""
-        return (
-            apply_rotary(q, self.query_cos, self.query_sin, interleaved=self.interleaved),
-            apply_rotary(k, self.key_cos, self.key_sin, interleaved=self.interleaved),
-        )
+        tables = self.query_cos, self.query_sin, self.key_cos, self.key_sin
+        return apply_rotary_qk(q, k, *tables, interleaved=self.interleaved, backend=self.backend)
 
 
 def make_rotation(
