@@ -1,0 +1,94 @@
+"""How the loss kernels are run: columns and warps a program, by the length of a row.
+
+A row of the paired kernel stays in registers, 64 logits a thread: at 64 registers a thread, 2 x 32,768 logits share a
+multiprocessor, and one row is read while another is stored. Rows of the block kernel are read twice; few of them are in
+flight, so that the second read finds them in the L2 cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+KERNELS = ("pairs", "blocks", "gradient")
+
+MAX_PAIRED_COLUMNS = 65_536
+"""The longest row that one program holds in registers: 32 warps of 64 logits a thread."""
+
+_LOGITS_A_THREAD = 64
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a kernel is run.
+
+    Args:
+        columns: Logits that a program works on at a time, a power of two; all of a row for `pairs`.
+        warps: Warps a program.
+        stages: Depth of the software pipeline of the blocks.
+        registers: Most registers a thread, where fewer let one more program share a multiprocessor; the compiler's
+            choice if None.
+    """
+
+    columns: int
+    warps: int
+    stages: int = 1
+    registers: int | None = None
+
+    def options(self) -> dict[str, int]:
+        """Return what a launch passes to the compiler."""
+        options = {"num_warps": self.warps, "num_stages": self.stages}
+        return options if self.registers is None else options | {"maxnreg": self.registers}
+
+
+def preferred_tile(kernel: str, vocab_size: int) -> Tile:
+    """Return the tile of a kernel in `KERNELS` for rows of this length."""
+    if kernel in _forced:
+        return _forced[kernel]
+    columns = 1 << (vocab_size - 1).bit_length()
+    if kernel == "pairs":
+        columns = max(columns, 32 * _LOGITS_A_THREAD)
+        return Tile(columns, columns // (32 * _LOGITS_A_THREAD), registers=64)
+    if kernel == "gradient":
+        return Tile(min(max(columns, 128), 4096), 4)
+    if vocab_size > MAX_PAIRED_COLUMNS:
+        return Tile(32_768, 32, registers=64)
+    columns = min(max(columns, 1024), 16_384)
+    return Tile(columns, columns // 1024, registers=64)
+
+
+def candidates(kernel: str, vocab_size: int) -> list[Tile]:
+    """Return the tiles worth measuring for rows of this length, the preferred one first."""
+    preferred = preferred_tile(kernel, vocab_size)
+    columns, warps = preferred.columns, preferred.warps
+    others = {
+        "pairs": [
+            Tile(columns, warps),
+            Tile(columns, max(warps // 2, 1), registers=128),
+            Tile(columns, min(2 * warps, 32)),
+            Tile(columns, min(2 * warps, 32), registers=40),
+        ],
+        "blocks": [
+            Tile(size, warps, stages)
+            for size, warps in ((4096, 4), (4096, 8), (8192, 8), (8192, 16), (16_384, 16), (32_768, 32))
+            for stages in (1, 2, 3)
+        ],
+        "gradient": [Tile(size, warps) for size in (1024, 2048, 4096, 8192) for warps in (4, 8)],
+    }[kernel]
+    return list(dict.fromkeys([preferred, *others]))
+
+
+_forced: dict[str, Tile] = {}
+
+
+@contextlib.contextmanager
+def forced_tile(kernel: str, tile: Tile) -> Iterator[None]:
+    """Run a kernel with this tile inside the block: for measuring candidates."""
+    before = dict(_forced)
+    _forced[kernel] = tile
+    try:
+        yield
+    finally:
+        _forced.clear()
+        _forced.update(before)
