@@ -1,4 +1,7 @@
-"""The kernels of the losses. A kept row's label lies in [0, V); any other row counts nowhere and is never read."""
+"""The kernels of the losses.
+
+A row counts if its label lies in [0, vocab_size) and is not the ignored one; of any other row no logit is read.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ _PAIR_OF_MINUS_INFINITIES = tl.constexpr(-8323200)  # 0xFF80FF80: two bf16 in on
 
 
 @triton.jit
-def is_kept(label, ignore_index, V):
+def is_kept(label, ignore_index, vocab_size):
     """Whether a row counts. A label out of range does not: the assertion on it comes later than this read."""
-    return (label != ignore_index) & (label >= 0) & (label < V)
+    return (label != ignore_index) & (label >= 0) & (label < vocab_size)
 
 
 @triton.jit
@@ -45,12 +48,12 @@ def store_results(row, at_label, mean, lse, correct, smoothing, z_weight, Loss, 
 
 
 @triton.jit
-def store_zeros(G, V, BLOCK: tl.constexpr):
+def store_zeros(G, vocab_size, BLOCK: tl.constexpr):
     """Store the gradient of a row that does not count."""
     lanes = tl.arange(0, BLOCK)
-    for start in range(0, V, BLOCK):
+    for start in range(0, vocab_size, BLOCK):
         cols = start + lanes
-        tl.store(G + cols, tl.zeros([BLOCK], G.dtype.element_ty), mask=cols < V)
+        tl.store(G + cols, tl.zeros([BLOCK], G.dtype.element_ty), mask=cols < vocab_size)
 
 
 @triton.jit
@@ -110,7 +113,7 @@ def paired_row_kernel(
     LSE,
     x_row,
     g_row,
-    V,
+    vocab_size,
     ignore_index,
     smoothing,
     z_weight,
@@ -123,20 +126,21 @@ def paired_row_kernel(
 ):
     """One program: one row of bf16 logits, read once and held in registers as pairs until its gradient is stored.
 
-    X is the logits seen as int32, `x_row` its stride in pairs; G may be the same memory. V is even and at most BLOCK.
+    X is the logits seen as int32, `x_row` its stride in pairs; G may be the same memory. Rows are even
+    and at most BLOCK long.
     """
     row = tl.program_id(0)
     row64 = row.to(tl.int64)
     label = tl.load(Labels + row)
     X += row64 * x_row
     G += row64 * g_row
-    if not is_kept(label, ignore_index, V):
+    if not is_kept(label, ignore_index, vocab_size):
         store_nothing(row, Loss, ZLoss, Correct, LSE)
         if GRADIENT:
-            store_zeros(G, V, BLOCK)
+            store_zeros(G, vocab_size, BLOCK)
         return
     columns = tl.arange(0, BLOCK // 2)
-    inside = columns < V // 2
+    inside = columns < vocab_size // 2
     at_first, at_second = halves(tl.load(X + (label >> 1)))
     if EVEN:
         pairs = tl.load(X + columns)
@@ -151,7 +155,7 @@ def paired_row_kernel(
     mean = at_label
     if SMOOTHED:
         first, second = halves(again(pairs, ASM))
-        mean = tl.sum(tl.where(inside, first + second, 0.0), 0) / V
+        mean = tl.sum(tl.where(inside, first + second, 0.0), 0) / vocab_size
     first, second = halves(again(pairs, ASM))
     total = tl.sum(numerators(first, peak, False) + numerators(second, peak, False), 0)
     lse = peak + tl.log(total)
@@ -159,7 +163,7 @@ def paired_row_kernel(
     if GRADIENT:
         scale = row_scale(Count, MEAN)
         factor = scale * (1.0 + 2.0 * z_weight * lse) / total
-        offset = -smoothing * scale / V
+        offset = -smoothing * scale / vocab_size
         first, second = halves(again(pairs, ASM))
         gradient = tl.join(
             numerators(first, peak, False) * factor + offset, numerators(second, peak, False) * factor + offset
@@ -169,7 +173,7 @@ def paired_row_kernel(
         if EVEN:
             tl.store(G + columns, gradient)
         else:
-            tl.store(G + columns, gradient, mask=columns < V)
+            tl.store(G + columns, gradient, mask=columns < vocab_size)
         store_at_label(G, label, at_label, offset, factor, peak, smoothing, scale, False)
 
 
@@ -185,7 +189,7 @@ def row_kernel(
     LSE,
     x_row,
     g_row,
-    V,
+    vocab_size,
     ignore_index,
     smoothing,
     z_weight,
@@ -207,10 +211,10 @@ def row_kernel(
     label = tl.load(Labels + row)
     X += row64 * x_row
     G += row64 * g_row
-    if not is_kept(label, ignore_index, V):
+    if not is_kept(label, ignore_index, vocab_size):
         store_nothing(row, Loss, ZLoss, Correct, LSE)
         if GRADIENT:
-            store_zeros(G, V, BLOCK)
+            store_zeros(G, vocab_size, BLOCK)
         return
     lanes = tl.arange(0, BLOCK)
     at_label = tl.load(X + label).to(tl.float32)
@@ -218,19 +222,19 @@ def row_kernel(
     total = 0.0
     sums = 0.0
     peak_block = 0
-    for start in tl.range(0, V, BLOCK, num_stages=STAGES):
+    for start in tl.range(0, vocab_size, BLOCK, num_stages=STAGES):
         columns = start + lanes
         if EVEN:
             x = tl.load(X + columns).to(tl.float32)
         else:
-            x = tl.load(X + columns, mask=columns < V, other=-float("inf")).to(tl.float32)
+            x = tl.load(X + columns, mask=columns < vocab_size, other=-float("inf")).to(tl.float32)
         block_peak = tl.max(x, 0)
         peak_block = tl.where(block_peak > peak, start, peak_block)
         new_peak = tl.maximum(peak, block_peak)
         total = total * numerators(peak, new_peak, True) + tl.sum(numerators(x, new_peak, EXACT), 0)
         peak = new_peak
         if SMOOTHED:
-            sums += tl.sum(tl.where(columns < V, x, 0.0), 0)
+            sums += tl.sum(tl.where(columns < vocab_size, x, 0.0), 0)
     correct = (at_label == peak) & (label >= peak_block) & (label < peak_block + BLOCK)
     if correct:
         columns = peak_block + lanes
@@ -238,25 +242,25 @@ def row_kernel(
         correct = tl.max(x, 0) < peak
     mean = at_label
     if SMOOTHED:
-        mean = sums / V
+        mean = sums / vocab_size
     lse = peak + tl.log(total)
     store_results(row, at_label, mean, lse, correct, smoothing, z_weight, Loss, ZLoss, Correct, LSE)
     if GRADIENT:
         scale = row_scale(Count, MEAN)
         factor = scale * (1.0 + 2.0 * z_weight * lse) / total
-        offset = -smoothing * scale / V
-        blocks = tl.cdiv(V, BLOCK)
+        offset = -smoothing * scale / vocab_size
+        blocks = tl.cdiv(vocab_size, BLOCK)
         for done in tl.range(0, blocks, num_stages=STAGES):
             columns = (blocks - 1 - done) * BLOCK + lanes
             if EVEN:
                 x = tl.load(X + columns).to(tl.float32)
             else:
-                x = tl.load(X + columns, mask=columns < V, other=-float("inf")).to(tl.float32)
+                x = tl.load(X + columns, mask=columns < vocab_size, other=-float("inf")).to(tl.float32)
             gradient = (numerators(x, peak, EXACT) * factor + offset).to(G.dtype.element_ty)
             if EVEN:
                 tl.store(G + columns, gradient)
             else:
-                tl.store(G + columns, gradient, mask=columns < V)
+                tl.store(G + columns, gradient, mask=columns < vocab_size)
         store_at_label(G, label, at_label, offset, factor, peak, smoothing, scale, EXACT)
 
 
@@ -270,7 +274,7 @@ def gradient_kernel(
     x_row,
     g_row,
     grad_row,
-    V,
+    vocab_size,
     ignore_index,
     smoothing,
     z_weight,
@@ -281,10 +285,10 @@ def gradient_kernel(
     row = tl.program_id(0)
     row64 = row.to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = columns < V
+    inside = columns < vocab_size
     label = tl.load(Labels + row)
     G += row64 * g_row
-    if is_kept(label, ignore_index, V):
+    if is_kept(label, ignore_index, vocab_size):
         lse = tl.load(LSE + row)
         grad = tl.load(Grad + row64 * grad_row).to(tl.float32)
         X += row64 * x_row
@@ -293,7 +297,7 @@ def gradient_kernel(
         else:
             x = tl.load(X + columns, mask=inside, other=0.0).to(tl.float32)
         factor = grad * (1.0 + 2.0 * z_weight * lse)
-        gradient = numerators(x, lse, True) * factor - smoothing * grad / V
+        gradient = numerators(x, lse, True) * factor - smoothing * grad / vocab_size
         gradient = gradient - tl.where(columns == label, (1.0 - smoothing) * grad, 0.0)
         if EVEN:
             tl.store(G + columns, gradient.to(G.dtype.element_ty))
@@ -317,8 +321,8 @@ def scale_kernel(G, Grad, size, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def labels_kernel(Labels, Count, Valid, size, V, ignore_index, BLOCK: tl.constexpr):
-    """Count the labels that are not ignored, and store whether all of them lie in [0, V)."""
+def labels_kernel(Labels, Count, Valid, size, vocab_size, ignore_index, BLOCK: tl.constexpr):
+    """Count the labels that are not ignored, and store whether all of them lie in [0, vocab_size)."""
     lanes = tl.arange(0, BLOCK)
     kept = tl.zeros([BLOCK], tl.int32)
     wrong = tl.zeros([BLOCK], tl.int32)
@@ -326,7 +330,7 @@ def labels_kernel(Labels, Count, Valid, size, V, ignore_index, BLOCK: tl.constex
         labels = tl.load(Labels + start + lanes, mask=start + lanes < size, other=ignore_index)
         counts = labels != ignore_index
         kept += counts.to(tl.int32)
-        wrong += (counts & ((labels < 0) | (labels >= V))).to(tl.int32)
+        wrong += (counts & ((labels < 0) | (labels >= vocab_size))).to(tl.int32)
     tl.store(Count, tl.sum(kept, 0).to(tl.int64))
     tl.store(Valid, (tl.sum(wrong, 0) == 0).to(tl.int8))
 

@@ -89,7 +89,7 @@ def store_losses(
         "Correct": results.correct.view(torch.int8),
         "LSE": results.lse,
         "g_row": target.stride(0),
-        "V": vocab_size,
+        "vocab_size": vocab_size,
         "ignore_index": terms.ignore_index,
         "smoothing": float(terms.label_smoothing),
         "z_weight": float(terms.z_loss),
@@ -122,7 +122,7 @@ def store_gradient(
     with on_device(logits):
         kernels.gradient_kernel[(num_rows, triton.cdiv(vocab_size, tile.columns))](
             X=logits, G=gradient, Labels=labels, LSE=lse, Grad=grad,
-            x_row=logits.stride(0), g_row=gradient.stride(0), grad_row=grad.stride(0), V=vocab_size,
+            x_row=logits.stride(0), g_row=gradient.stride(0), grad_row=grad.stride(0), vocab_size=vocab_size,
             ignore_index=terms.ignore_index, smoothing=float(terms.label_smoothing), z_weight=float(terms.z_loss),
             BLOCK=tile.columns, EVEN=vocab_size % tile.columns == 0, **tile.options(),
         )  # fmt: skip

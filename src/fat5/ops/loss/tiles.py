@@ -17,6 +17,7 @@ MAX_PAIRED_COLUMNS = 65_536
 """The longest row that one program holds in registers: 32 warps of 64 logits a thread."""
 
 _LOGITS_A_THREAD = 64
+_ALIGNMENT = 16  # what Triton asks of a length to load 16 bytes at once
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,15 @@ def preferred_tile(kernel: str, vocab_size: int) -> Tile:
     if kernel in _forced:
         return _forced[kernel]
     columns = 1 << (vocab_size - 1).bit_length()
+    aligned = vocab_size % _ALIGNMENT == 0  # otherwise each logit is loaded alone, which takes registers
     if kernel == "pairs":
         columns = max(columns, 32 * _LOGITS_A_THREAD)
-        return Tile(columns, columns // (32 * _LOGITS_A_THREAD), registers=64)
+        return Tile(columns, columns // (32 * _LOGITS_A_THREAD), registers=64 if aligned else None)
     if kernel == "gradient":
         return Tile(min(max(columns, 128), 4096), 4)
+    if not aligned:
+        columns = min(max(columns, 1024), 8192)
+        return Tile(columns, columns // 1024)
     if vocab_size > MAX_PAIRED_COLUMNS:
         return Tile(32_768, 32, registers=64)
     columns = min(max(columns, 1024), 16_384)
