@@ -54,13 +54,9 @@ if importlib.util.find_spec("triton") is not None:
 
     BACKENDS["triton"] = LossBackend(
         "triton",
-        *define_logits_ops("triton", triton_backend.run_rows, triton_backend.run_rows_backward),
-        define_hidden_ops(
-            "triton",
-            triton_backend.run_hidden_sum,
-            triton_backend.run_hidden_rows,
-            triton_backend.run_hidden_rows_backward,
-        ),
+        triton_backend.rows_op,
+        triton_backend.rows_backward_op,
+        triton_backend.hidden_ops,
         device_chunk_bytes=2**28,
         reduced=with_gradient.reduced_cross_entropy,
     )

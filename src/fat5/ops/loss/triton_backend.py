@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fat5.ops.loss.custom_ops import define_hidden_ops, define_logits_ops
 from fat5.ops.loss.hidden_gradients import HiddenGradients
 from fat5.ops.loss.launch import RowResults, count_labels, neighbours, store_gradient, store_losses, sums
 from fat5.ops.loss.rows import LossTerms
@@ -37,6 +38,9 @@ def run_rows_backward(
     return gradient
 
 
+rows_op, rows_backward_op = define_logits_ops("triton", run_rows, run_rows_backward)
+
+
 class _Chunk(NamedTuple):
     """Some rows: where they lie, their hidden states, labels and logits."""
 
@@ -52,7 +56,7 @@ def chunk_rows(num_rows: int, vocab_size: int, itemsize: int, chunk_bytes: int) 
     multiple = _ROW_MULTIPLE if most >= _ROW_MULTIPLE else 1
     chunks = max(1, -(-num_rows // (most // multiple * multiple)))
     rows = -(-num_rows // chunks)
-    return min(-(-rows // multiple) * multiple, max(1, num_rows))
+    return max(1, min(-(-rows // multiple) * multiple, num_rows))
 
 
 def _chunks(hidden: Tensor, weight: Tensor, labels: Tensor, ignore_index: int, chunk_bytes: int) -> Iterator[_Chunk]:
@@ -118,3 +122,6 @@ def run_hidden_rows_backward(
         store_gradient(grad[rows], logits, targets, lse[rows], terms, logits)
         gradients.add(rows, logits, states, weight, logits)
     return gradients.totals()
+
+
+hidden_ops = define_hidden_ops("triton", run_hidden_sum, run_hidden_rows, run_hidden_rows_backward)

@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from fat5.ops.loss.launch import RowResults, count_labels, multiply_, neighbours, store_losses, sums
 from fat5.ops.loss.rows import LossTerms
-from fat5.ops.loss.triton_backend import run_rows_backward
+from fat5.ops.loss.triton_backend import rows_backward_op
 
 
 @torch.library.custom_op("fat5::triton_cross_entropy_with_gradient", mutates_args=("gradient",))
@@ -71,21 +70,21 @@ class _LossWithGradient(torch.autograd.Function):
         return loss, z_share, correct, count
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
         saved, gradient = ctx.saved_tensors, ctx.gradient
-        if gradient is not None:
+        if gradient is not None and not torch.is_grad_enabled():
             ctx.gradient = None  # it belongs to the caller from here on
             multiply_gradient_(gradient, grad)
             return gradient, None, None, None, None
         if ctx.overwritten:
             raise RuntimeError(
-                "cross_entropy: a second backward pass needs the logits, which the first one overwrote; "
-                "expected overwrite_logits=False where the graph is used twice"
+                "cross_entropy: a second backward pass, or one with create_graph=True, needs the logits, which were "
+                "overwritten; expected overwrite_logits=False where the graph is used twice"
             )
+        # An operator without a backward: asking for second derivatives is an error and not a wrong number.
         logits, labels, lse, count = saved
         rows = (grad / count.clamp(min=1) if ctx.mean else grad).expand(len(labels))
-        gradient = run_rows_backward(rows, logits, labels, lse, ctx.terms, 0)
+        gradient = rows_backward_op(rows, logits, labels, lse, *ctx.terms, 0)
         return gradient, None, None, None, None
 
 
