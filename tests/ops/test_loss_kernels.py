@@ -125,8 +125,8 @@ def test_correct_takes_the_lowest_index_on_ties(dtype):
     for row, columns in places:
         logits[row, columns] = 4.0
     labels = torch.tensor([0, 1, 2047, 2048, 2999, 2999, 0, -100], device=DEVICE)
-    for tile in (Tile(1024, 4), Tile(4096, 4)):
-        with forced_tile("blocks", tile):
+    for kernel, tile in (("blocks", Tile(1024, 4)), ("blocks", Tile(4096, 4)), ("pairs", Tile(4096, 4))):
+        with forced_tile(kernel, tile):
             got = cross_entropy(logits, labels, backend="triton")
         assert got.correct.tolist() == [True, False, True, False, False, False, True, False]
         assert got.correct.dtype == torch.bool

@@ -11,7 +11,7 @@ from torch import Tensor
 from fat5.ops.launching import on_device, processors
 from fat5.ops.loss import kernels
 from fat5.ops.loss.rows import LossTerms, check_labels, label_error
-from fat5.ops.loss.tiles import MAX_PAIRED_COLUMNS, Tile, preferred_tile
+from fat5.ops.loss.tiles import MAX_PAIRED_COLUMNS, Tile, is_forced, preferred_tile
 
 _SCALE_BLOCK = 4096
 _SCALE_PROGRAMS = 8  # a multiprocessor
@@ -78,7 +78,7 @@ def store_losses(
     if num_rows == 0:
         return
     target = logits if gradient is None else gradient
-    paired = _paired(logits)
+    paired = _paired(logits) and not is_forced("blocks")
     tile = preferred_tile("pairs" if paired else "blocks", vocab_size)
     arguments = {
         "G": target,

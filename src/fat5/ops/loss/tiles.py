@@ -60,7 +60,7 @@ def preferred_tile(kernel: str, vocab_size: int) -> Tile:
     if vocab_size > MAX_PAIRED_COLUMNS:
         return Tile(32_768, 32, registers=64)
     columns = min(max(columns, 1024), 16_384)
-    return Tile(columns, columns // 1024, registers=64)
+    return Tile(columns, columns // 1024, registers=64 if columns == 16_384 else None)
 
 
 def candidates(kernel: str, vocab_size: int) -> list[Tile]:
@@ -85,6 +85,11 @@ def candidates(kernel: str, vocab_size: int) -> list[Tile]:
 
 
 _forced: dict[str, Tile] = {}
+
+
+def is_forced(kernel: str) -> bool:
+    """Whether a kernel is run with a tile that someone measures, and so wherever it can."""
+    return kernel in _forced
 
 
 @contextlib.contextmanager
