@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.cases import cross_entropy, linear_cross_entropy
 from benchmarks.figures.bandwidth import draw_shares
-from benchmarks.figures.style import caption, latest, look, new_figure, tidy
+from benchmarks.figures.style import WITHOUT_BIAS, caption, latest, look, new_figure, tidy
 
 Rows = Sequence[Mapping[str, str]]
 
@@ -39,7 +39,8 @@ def draw_hidden(rows: Rows) -> Figure | None:
         axes.set_xlabel(label, fontsize=8)
         axes.margins(x=0.15)
         tidy(axes)
-    grid[0, 0].set_yticks(range(len(shown)), [look(row["implementation"])["label"] for row in shown])
+    names = [row["implementation"] for row in shown]
+    grid[0, 0].set_yticks(range(len(names)), [WITHOUT_BIAS.get(name, look(name)["label"]) for name in names])
     grid[0, 0].invert_yaxis()
     figure.suptitle(f"Linear + cross-entropy, {place} ({caption(shown)})", fontsize=9)
     return figure

@@ -48,6 +48,10 @@ LABELS = {
 }
 
 
+WITHOUT_BIAS = {"fat5-triton": "FAT5 triton", "fat5-torch": "FAT5 torch"}
+"""Labels of FAT5's backends where there is no attention."""
+
+
 def new_figure(width: float, height: float, *, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
     """Return a figure and its axes, always a 2-d array."""
     # Figure and canvas directly: pyplot would pick a screen backend and keep global state.

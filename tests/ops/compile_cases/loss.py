@@ -29,8 +29,10 @@ def cases(everything: bool) -> list[Compilation]:
     types = ("bf16", "fp16", "fp32") if everything else ("bf16",)
     found = list(itertools.chain.from_iterable(_at(*case) for case in itertools.product(architectures, types)))
     if everything:
-        return [*found, *itertools.chain.from_iterable(_candidates(kernel) for kernel in ("pairs", "blocks"))]
-    return [x for x in found if x.constants["BLOCK"] != 2048 and x.constants.get("GRADIENT", True)]
+        found += itertools.chain.from_iterable(_candidates(kernel) for kernel in ("pairs", "blocks"))
+    else:
+        found = [x for x in found if x.constants["BLOCK"] != 2048 and x.constants.get("GRADIENT", True)]
+    return list({str(x): x for x in found}.values())  # lengths may share a tile
 
 
 def _at(architecture: int, dtype: str) -> Iterator[Compilation]:
