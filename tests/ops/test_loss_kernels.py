@@ -108,7 +108,7 @@ def test_every_candidate_tile_equals_the_formula(kernel):
     tiles = candidates(kernel, vocab)
     assert tiles[0] == preferred_tile(kernel, vocab)
     assert len(tiles) > 2
-    logits, labels = make_logits(3, vocab, dtype), torch.tensor([4095, -100, 0], device=DEVICE)
+    logits, labels = make_logits(7, vocab, dtype), torch.tensor([4095, -100, 0, 1, -100, 9, 4], device=DEVICE)
     for tile in tiles:
         with forced_tile(kernel, tile):
             got = cross_entropy(logits, labels, backend="triton", reduction=reduction)

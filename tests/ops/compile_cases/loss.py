@@ -60,7 +60,7 @@ def _rows(
     tile = tile or preferred_tile(kernel, size)
     even = size % tile.columns == 0
     constants = {"BLOCK": tile.columns, "EVEN": even, "SMOOTHED": not even, "GRADIENT": gradient, "MEAN": even}
-    constants |= {"ASM": True} if kernel == "pairs" else {"STAGES": tile.stages}
+    constants |= {"ASM": True, "PREFETCH": tile.stages > 1} if kernel == "pairs" else {"STAGES": tile.stages}
     kinds = _TYPES | {"X": "i32" if kernel == "pairs" else dtype, "G": dtype, "Count": "i64" if even else None}
     return Compilation(
         "loss", f"loss {kernel}", architecture, kinds, constants, tile.options(),

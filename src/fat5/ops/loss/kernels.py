@@ -102,19 +102,29 @@ def highest_before(X, label, SEARCH: tl.constexpr):
 
 
 @triton.jit
-def paired_row_kernel(
+def load_pairs(X, inside, kept, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    """Return a row as int32 [BLOCK // 2], read only if it is kept."""
+    columns = tl.arange(0, BLOCK // 2)
+    if EVEN:
+        return tl.load(X + columns, mask=kept, other=_PAIR_OF_MINUS_INFINITIES)
+    else:
+        return tl.load(X + columns, mask=inside & kept, other=_PAIR_OF_MINUS_INFINITIES)
+
+
+@triton.jit
+def finish_pairs(
+    row,
+    label,
+    pairs,
+    inside,
     X,
     G,
-    Labels,
     Count,
     Loss,
     ZLoss,
     Correct,
     LSE,
-    x_row,
-    g_row,
     vocab_size,
-    ignore_index,
     smoothing,
     z_weight,
     BLOCK: tl.constexpr,
@@ -124,28 +134,8 @@ def paired_row_kernel(
     MEAN: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """One program: one row of bf16 logits, read once and held in registers as pairs until its gradient is stored.
-
-    X is the logits seen as int32, `x_row` its stride in pairs; G may be the same memory. Rows are even
-    and at most BLOCK long.
-    """
-    row = tl.program_id(0)
-    row64 = row.to(tl.int64)
-    label = tl.load(Labels + row)
-    X += row64 * x_row
-    G += row64 * g_row
-    if not is_kept(label, ignore_index, vocab_size):
-        store_nothing(row, Loss, ZLoss, Correct, LSE)
-        if GRADIENT:
-            store_zeros(G, vocab_size, BLOCK)
-        return
-    columns = tl.arange(0, BLOCK // 2)
-    inside = columns < vocab_size // 2
+    """Store results and gradient of a row that counts. X and G name its first logit."""
     at_first, at_second = halves(tl.load(X + (label >> 1)))
-    if EVEN:
-        pairs = tl.load(X + columns)
-    else:
-        pairs = tl.load(X + columns, mask=inside, other=_PAIR_OF_MINUS_INFINITIES)
     at_label = tl.where(label & 1 == 0, at_first, at_second)
     first, second = halves(pairs)
     peak = tl.max(tl.maximum(first, second), 0)
@@ -175,6 +165,70 @@ def paired_row_kernel(
         else:
             tl.store(G + columns, gradient, mask=columns < vocab_size)
         store_at_label(G, label, at_label, offset, factor, peak, smoothing, scale, False)
+
+
+@triton.jit
+def paired_row_kernel(
+    X,
+    G,
+    Labels,
+    Count,
+    Loss,
+    ZLoss,
+    Correct,
+    LSE,
+    x_row,
+    g_row,
+    num_rows,
+    vocab_size,
+    ignore_index,
+    smoothing,
+    z_weight,
+    BLOCK: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    EVEN: tl.constexpr,
+    SMOOTHED: tl.constexpr,
+    GRADIENT: tl.constexpr,
+    MEAN: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    """Rows of bf16 logits, read once and held in registers as pairs until their gradient is stored.
+
+    One row a program; with PREFETCH a program takes row after row and loads the next while it works on one. X is the
+    logits seen as int32, `x_row` its stride in pairs; G may be the same memory. Rows are even and at most BLOCK long.
+    """
+    row = tl.program_id(0)
+    inside = tl.arange(0, BLOCK // 2) < vocab_size // 2
+    label = tl.load(Labels + row)
+    kept = is_kept(label, ignore_index, vocab_size)
+    pairs = load_pairs(X + row.to(tl.int64) * x_row, inside, kept, BLOCK, EVEN)
+    more = True
+    while more:
+        next_row = row + tl.num_programs(0)
+        next_label = label
+        next_kept = kept
+        next_pairs = pairs
+        if PREFETCH:
+            more = next_row < num_rows
+            next_label = tl.load(Labels + next_row, mask=more, other=ignore_index)
+            next_kept = is_kept(next_label, ignore_index, vocab_size)
+            next_pairs = load_pairs(X + next_row.to(tl.int64) * x_row, inside, next_kept, BLOCK, EVEN)
+        else:
+            more = False
+        gradient = G + row.to(tl.int64) * g_row
+        if kept:
+            finish_pairs(
+                row, label, pairs, inside, X + row.to(tl.int64) * x_row, gradient, Count, Loss, ZLoss, Correct, LSE,
+                vocab_size, smoothing, z_weight, BLOCK, EVEN, SMOOTHED, GRADIENT, MEAN, ASM,
+            )  # fmt: skip
+        else:
+            store_nothing(row, Loss, ZLoss, Correct, LSE)
+            if GRADIENT:
+                store_zeros(gradient, vocab_size, BLOCK)
+        row = next_row
+        label = next_label
+        kept = next_kept
+        pairs = next_pairs
 
 
 @triton.jit

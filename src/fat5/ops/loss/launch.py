@@ -103,7 +103,11 @@ def store_losses(
     with on_device(logits):
         if paired:
             pairs = logits.view(torch.int32)
-            kernels.paired_row_kernel[(num_rows,)](X=pairs, x_row=pairs.stride(0), ASM=_assembly(logits), **arguments)
+            programs = min(num_rows, processors(logits.device) * tile.programs()) if tile.stages > 1 else num_rows
+            kernels.paired_row_kernel[(programs,)](
+                X=pairs, x_row=pairs.stride(0), num_rows=num_rows, PREFETCH=tile.stages > 1, ASM=_assembly(logits),
+                **arguments,
+            )  # fmt: skip
         else:
             kernels.row_kernel[(num_rows,)](X=logits, x_row=logits.stride(0), STAGES=tile.stages, **arguments)
 

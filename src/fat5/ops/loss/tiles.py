@@ -16,6 +16,7 @@ KERNELS = ("pairs", "blocks", "gradient")
 MAX_PAIRED_COLUMNS = 65_536
 """The longest row that one program holds in registers: 32 warps of 64 logits a thread."""
 
+_REGISTERS = 65_536  # of a multiprocessor
 _LOGITS_A_THREAD = 64
 _ALIGNMENT = 16  # what Triton asks of a length to load 16 bytes at once
 
@@ -27,7 +28,8 @@ class Tile:
     Args:
         columns: Logits that a program works on at a time, a power of two; all of a row for `pairs`.
         warps: Warps a program.
-        stages: Depth of the software pipeline of the blocks.
+        stages: Depth of the software pipeline of the blocks; of `pairs` 2 for programs that take row after row and load
+            the next while they work on one, else 1.
         registers: Most registers a thread, where fewer let one more program share a multiprocessor; the compiler's
             choice if None.
     """
@@ -37,9 +39,13 @@ class Tile:
     stages: int = 1
     registers: int | None = None
 
+    def programs(self) -> int:
+        """Return how many programs a multiprocessor holds, by the registers of their threads."""
+        return max(1, _REGISTERS // (32 * self.warps * (self.registers or 128)))
+
     def options(self) -> dict[str, int]:
         """Return what a launch passes to the compiler."""
-        options = {"num_warps": self.warps, "num_stages": self.stages}
+        options = {"num_warps": self.warps}
         return options if self.registers is None else options | {"maxnreg": self.registers}
 
 
@@ -72,7 +78,8 @@ def candidates(kernel: str, vocab_size: int) -> list[Tile]:
             Tile(columns, warps),
             Tile(columns, max(warps // 2, 1), registers=128),
             Tile(columns, min(2 * warps, 32)),
-            Tile(columns, min(2 * warps, 32), registers=40),
+            Tile(columns, warps, 2, 128),
+            Tile(columns, min(2 * warps, 32), 2, 64),
         ],
         "blocks": [
             Tile(size, warps, stages)
