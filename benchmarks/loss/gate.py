@@ -14,7 +14,7 @@ from benchmarks.subject import GateError
 
 FORWARD_FACTOR, GRADIENT_FACTOR = 2.0, 3.0
 _LARGEST_LIMIT = 0.1  # a limit near 1 would let zeros pass
-_LEAST_LOSS_LIMIT = 1e-5  # the loss of many tokens may come out nearly exact in plain PyTorch, by chance
+_LEAST_LOSS_LIMIT = 1e-4  # the loss of many tokens may come out nearly exact in plain PyTorch, by chance
 _BLOCK_ELEMENTS = 2**26
 _CHECKED_ROWS = 512
 

@@ -8,20 +8,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fat5.ops.attention.backends import BACKENDS as REASONS
-from fat5.ops.loss import CrossEntropyOutput, cross_entropy, linear_cross_entropy
-from fat5.ops.loss.backends import BACKENDS
-from fat5.ops.loss.reference import cross_entropy_reference, linear_cross_entropy_reference
+from fat5.ops.loss import CrossEntropyOutput, cross_entropy
+from fat5.ops.loss.reference import cross_entropy_reference
 from fat5.ops.loss.tiles import KERNELS, Tile, candidates, forced_tile, preferred_tile
+from tests.ops.kernel_checks import CUDA, DEVICE, needs_kernels, relative_error
 
-CUDA = torch.cuda.is_available()
-DEVICE = "cuda" if CUDA else "cpu"
-UNAVAILABLE = REASONS["triton"]()
 REDUCTIONS = ("mean", "sum", "none")
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
-WIDTH, VOCAB = 12, 37
 
-pytestmark = pytest.mark.skipif(UNAVAILABLE is not None, reason=str(UNAVAILABLE))
+pytestmark = needs_kernels
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -29,10 +24,6 @@ def tolerance(dtype: torch.dtype) -> float:
     if dtype == torch.float32:
         return 1e-6  # the exponents of scores of about 10 carry a rounding of their own
     return torch.finfo(dtype).eps * (2 if dtype == torch.bfloat16 and not CUDA else 1)
-
-
-def error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    return float(((got.double() - expected).norm() / expected.norm().clamp_min(1e-30)).detach())
 
 
 def make_labels(rows: int, vocab: int, ignored: float = 0.3) -> torch.Tensor:
@@ -44,11 +35,6 @@ def make_logits(rows: int, vocab: int, dtype: torch.dtype = torch.float32) -> to
     return (3 * torch.randn(rows, vocab, device=DEVICE)).to(dtype).requires_grad_()
 
 
-def make_hidden(rows: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    hidden, weight = (torch.randn(n, WIDTH, device=DEVICE).to(dtype).requires_grad_() for n in (rows, VOCAB))
-    return hidden, weight, make_labels(rows, VOCAB)
-
-
 def compare(
     got: CrossEntropyOutput, logits: torch.Tensor, labels: torch.Tensor, grad: torch.Tensor | None = None, **terms
 ) -> None:
@@ -56,19 +42,19 @@ def compare(
     exact = logits.detach().double().requires_grad_()
     expected = cross_entropy_reference(exact, labels, **terms)
     grad = torch.rand_like(expected.loss) if grad is None else grad.double()
-    assert error(got.loss, expected.loss) < 2e-6
-    assert error(got.z_loss, expected.z_loss) < 2e-6
+    assert relative_error(got.loss.detach(), expected.loss.detach()) < 2e-6
+    assert relative_error(got.z_loss, expected.z_loss) < 2e-6
     assert torch.equal(got.correct, expected.correct)
     assert torch.equal(got.count, expected.count)
     (by_logits,) = torch.autograd.grad(got.loss, logits, grad.float())
     (truth,) = torch.autograd.grad(expected.loss, exact, grad)
     assert by_logits.dtype == logits.dtype
-    assert error(by_logits, truth) < tolerance(logits.dtype)
+    assert relative_error(by_logits, truth) < tolerance(logits.dtype)
     assert not by_logits[labels == -100].any()
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("vocab", [1, 2, 37, 1024, 2050, 5000])
+@pytest.mark.parametrize("vocab", [1, 2, 37, 2050, 5000])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_equals_the_formula(dtype, vocab, reduction):
     logits, labels = make_logits(5, vocab, dtype), make_labels(5, vocab)
@@ -108,7 +94,9 @@ def test_every_candidate_tile_equals_the_formula(kernel):
     tiles = candidates(kernel, vocab)
     assert tiles[0] == preferred_tile(kernel, vocab)
     assert len(tiles) > 2
-    logits, labels = make_logits(7, vocab, dtype), torch.tensor([4095, -100, 0, 1, -100, 9, 4], device=DEVICE)
+    rows = 6 if kernel == "pairs" else 2  # more than the interpreter has programs that take row after row
+    logits = make_logits(rows, vocab, dtype)
+    labels = torch.tensor([4095, -100, 0, 1, -100, 9], device=DEVICE)[:rows]
     for tile in tiles:
         with forced_tile(kernel, tile):
             got = cross_entropy(logits, labels, backend="triton", reduction=reduction)
@@ -137,7 +125,7 @@ def test_correct_takes_the_lowest_index_on_ties(dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_ignored_rows_are_never_read(reduction, dtype):
     """NaN in them reaches nothing; all ignored gives 0 and zero gradients, not 0/0 (pitfall)."""
-    logits, labels = make_logits(12, 100, dtype), make_labels(12, 100)
+    logits, labels = make_logits(6, 100, dtype), torch.tensor([3, -100, 99, 0, -100, -100], device=DEVICE)
     clean = logits.detach().clone().requires_grad_()
     with torch.no_grad():
         logits[labels == -100] = torch.nan
@@ -159,7 +147,7 @@ def test_ignored_rows_are_never_read(reduction, dtype):
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("scale", [1.0, -3.0, 0.0])
 def test_incoming_gradient_scales_and_overwriting_takes_the_memory_of_the_logits(dtype, overwrite, reduction, scale):
-    leaf, labels = make_logits(9, 130, dtype), make_labels(9, 130)
+    leaf, labels = make_logits(4, 130, dtype), make_labels(4, 130)
     logits = leaf * 1
     before = logits.detach().clone()
     got = cross_entropy(logits, labels, backend="triton", reduction=reduction, overwrite_logits=overwrite)
@@ -170,7 +158,7 @@ def test_incoming_gradient_scales_and_overwriting_takes_the_memory_of_the_logits
     exact = before.double().requires_grad_()
     expected = cross_entropy_reference(exact, labels, reduction=reduction).loss
     (truth,) = torch.autograd.grad(expected, exact, grad.double())
-    assert error(by_logits, truth) < 2 * tolerance(dtype)
+    assert relative_error(by_logits, truth) < 2 * tolerance(dtype)
     assert by_logits.any() or scale == 0
 
 
@@ -183,7 +171,7 @@ def test_overwriting_leaves_logits_alone_whose_rows_share_memory():
 
 
 def test_a_second_backward_pass_is_right_and_leaves_the_first_alone():
-    logits, labels = make_logits(9, 130), make_labels(9, 130)
+    logits, labels = make_logits(4, 130), make_labels(4, 130)
     loss = cross_entropy(logits, labels, backend="triton", label_smoothing=0.1, z_loss=0.01).loss
     (first,) = torch.autograd.grad(3 * loss, logits, retain_graph=True)
     kept = first.clone()
@@ -205,17 +193,6 @@ def test_a_second_backward_pass_over_overwritten_logits_is_an_error(create_graph
         loss.loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="expected overwrite_logits=False where the graph is used twice"):
         loss.loss.backward(create_graph=create_graph)
-
-
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_second_derivatives_are_refused(reduction):
-    hidden, weight, labels = make_hidden(9)
-    for loss, of in (
-        (linear_cross_entropy(hidden, weight, labels, reduction=reduction, backend="triton").loss.sum(), hidden),
-        (cross_entropy(hidden @ weight.mT, labels, reduction=reduction, backend="triton").loss.sum(), weight),
-    ):
-        with pytest.raises(RuntimeError, match="no autograd formula"):
-            torch.autograd.grad(torch.autograd.grad(loss, of, create_graph=True)[0].sum(), of)
 
 
 def test_float16_gradients_do_not_underflow_before_a_loss_scale():
@@ -242,77 +219,14 @@ def test_label_out_of_range_is_an_error_on_a_cpu(wrong):
 @pytest.mark.parametrize("label_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_strided_and_expanded_logits(label_dtype, dtype):
-    labels = make_labels(12, 50).to(label_dtype)
-    leaf = make_logits(50, 12, dtype)
-    wide = make_logits(12, 131, dtype)
+    labels = make_labels(4, 50).to(label_dtype)
+    leaf = make_logits(50, 4, dtype)
+    wide = make_logits(4, 131, dtype)
     row = make_logits(1, 50, dtype)
-    for logits in (leaf.t(), wide[:, 1:51], wide[:, 2:52], row.expand(12, 50)):
+    for logits in (leaf.t(), wide[:, 1:51], wide[:, 2:52], row.expand(4, 50)):
         compare(cross_entropy(logits, labels, backend="triton", z_loss=0.1), logits, labels.long(), z_loss=0.1)
-        part = cross_entropy(logits.view(3, 4, 50), labels.view(3, 4), backend="triton", reduction="none")
-        assert part.loss.shape == part.correct.shape == (3, 4)
-
-
-@pytest.mark.parametrize("shape", [(0,), (2, 0)])
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_empty_batch(shape, reduction):
-    labels = torch.zeros(shape, dtype=torch.long, device=DEVICE)
-    hidden = torch.zeros(*shape, WIDTH, device=DEVICE, requires_grad=True)
-    weight = torch.randn(VOCAB, WIDTH, device=DEVICE, requires_grad=True)
-    terms = {"reduction": reduction, "backend": "triton"}
-    for got in (
-        linear_cross_entropy(hidden, weight, labels, **terms),
-        cross_entropy(hidden @ weight.mT, labels, **terms),
-    ):
-        assert got.loss.shape == (shape if reduction == "none" else ())
-        assert got.loss.sum() == 0
-        assert got.count == 0
-        _, by_weight = torch.autograd.grad(got.loss, (hidden, weight), torch.ones_like(got.loss))
-        assert torch.equal(by_weight, torch.zeros_like(weight))
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_linear_error_is_near_that_of_plain_pytorch(dtype, reduction):
-    hidden, weight, labels = make_hidden(140, dtype)
-    wide = [t.detach().double().requires_grad_() for t in (hidden, weight)]
-    terms = {"label_smoothing": 0.1, "z_loss": 0.01, "reduction": reduction}
-    truth = linear_cross_entropy_reference(*wide, labels, **terms)
-    plain = linear_cross_entropy_reference(hidden, weight, labels, **terms)
-    ours = linear_cross_entropy(hidden, weight, labels, backend="triton", chunk_bytes=50 * 48 * dtype.itemsize, **terms)
-    grad = torch.rand_like(truth.loss)
-    assert error(ours.loss, truth.loss) <= 2 * error(plain.loss, truth.loss) + 1e-6
-    assert torch.equal(ours.count, truth.count)
-    for got, low, exact in zip(
-        torch.autograd.grad(ours.loss, (hidden, weight), grad.float()),
-        torch.autograd.grad(plain.loss, (hidden, weight), grad.to(plain.loss.dtype)),
-        torch.autograd.grad(truth.loss, wide, grad),
-        strict=True,
-    ):
-        assert got.dtype == dtype
-        assert error(got, exact) <= 3 * error(low, exact) + 1e-6
-
-
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize("chunk_bytes", [1, 5000, None])
-def test_linear_in_chunks_equals_the_torch_backend(reduction, chunk_bytes):
-    """Ignored tokens with NaN reach neither gradient; frozen inputs take none."""
-    hidden, weight, labels = make_hidden(37)
-    with torch.no_grad():
-        hidden[labels == -100] = torch.nan
-    results = []
-    for backend in ("triton", "torch"):
-        terms = {"reduction": reduction, "backend": backend, "chunk_bytes": chunk_bytes, "z_loss": 0.1}
-        got = linear_cross_entropy(hidden, weight, labels, **terms)
-        grad = torch.linspace(1, 2, got.loss.numel(), device=DEVICE).view(got.loss.shape)
-        grads = torch.autograd.grad(got.loss, (hidden, weight), grad)
-        frozen_weight = linear_cross_entropy(hidden, weight.detach(), labels, **terms).loss
-        frozen_hidden = linear_cross_entropy(hidden.detach(), weight, labels, **terms).loss
-        assert torch.equal(torch.autograd.grad(frozen_weight, hidden, grad)[0], grads[0])
-        assert torch.equal(torch.autograd.grad(frozen_hidden, weight, grad)[0], grads[1])
-        results.append((got.loss, got.z_loss, got.correct, *grads))
-    for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
-    assert all(grad.any() for grad in results[0][3:])
+        part = cross_entropy(logits.view(2, 2, 50), labels.view(2, 2), backend="triton", reduction="none")
+        assert part.loss.shape == part.correct.shape == (2, 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -328,60 +242,3 @@ def test_rows_beyond_two_to_the_31_elements(dtype):
         compare(
             cross_entropy(logits, labels, backend="triton", reduction=reduction), logits, labels, reduction=reduction
         )
-
-
-def test_opcheck():
-    triton = BACKENDS["triton"]
-    hidden, weight, labels = make_hidden(15)
-    logits = (hidden @ weight.mT).detach().requires_grad_()
-    lse = torch.logsumexp(logits.detach(), -1)
-    grad = torch.randn(15, device=DEVICE)
-    terms = (-100, 0.1, 0.01, VOCAB * 4 * 4)
-    plain = [tensor.detach() for tensor in (hidden, weight)]
-    from fat5.ops.loss.with_gradient import cross_entropy_with_gradient, multiply_gradient_
-
-    for operator, sample in (
-        (triton.rows, (logits, labels, *terms)),
-        (triton.rows_backward, (grad, logits.detach(), labels, lse, *terms)),
-        (triton.hidden.rows, (hidden, weight, labels, *terms)),
-        (triton.hidden.rows_backward, (grad, *plain, labels, lse, *terms, True, True)),
-        (triton.hidden.rows_backward, (grad, *plain, labels, lse, *terms, False, True)),
-        (triton.hidden.sum, (hidden, weight, labels, *terms, True, True)),
-        (triton.hidden.sum, (*plain, labels, *terms, False, False)),
-        (cross_entropy_with_gradient, (logits.detach(), labels, torch.zeros_like(logits), -100, 0.1, 0.01, True)),
-        (multiply_gradient_, (torch.randn(4, 5, device=DEVICE), torch.tensor(2.0, device=DEVICE))),
-    ):
-        torch.library.opcheck(operator, sample)
-
-
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("autocast", [False, True])
-def test_compiles_without_a_graph_break(reduction, autocast):
-    hidden, weight, labels = make_hidden(15)
-
-    def step(hidden, weight, labels):
-        terms = {"reduction": reduction, "z_loss": 0.01, "backend": "triton"}
-        with torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
-            fused = linear_cross_entropy(hidden * 2, weight, labels, **terms)
-            plain = cross_entropy((hidden @ weight.mT).float(), labels, overwrite_logits=True, **terms)
-        return fused.loss.sum() + plain.loss.sum(), fused.correct
-
-    backend = "inductor" if CUDA else "aot_eager"
-    loss, correct = torch.compile(step, fullgraph=True, backend=backend)(hidden, weight, labels)
-    expected_loss, expected_correct = step(hidden, weight, labels)
-    torch.testing.assert_close(loss, expected_loss, rtol=1e-2 if autocast else 1e-5, atol=0)
-    assert torch.equal(correct, expected_correct) or autocast
-    got, expected = (torch.autograd.grad(value, (hidden, weight)) for value in (loss, expected_loss))
-    torch.testing.assert_close(got, expected, rtol=2e-2 if autocast else 1e-4, atol=2e-2 if autocast else 1e-5)
-    assert all(grad.any() for grad in got)
-
-
-def test_backend_is_chosen_by_name():
-    logits, labels = make_logits(3, 16), torch.tensor([0, 1, 2], device=DEVICE)
-    with pytest.raises(ValueError, match=r"cross_entropy: got backend='tritn'.*did you mean 'triton'"):
-        cross_entropy(logits, labels, backend="tritn")
-    with pytest.raises(ValueError, match="its kernels take bfloat16, float16 and float32, not torch"):
-        cross_entropy(logits.double(), labels, backend="triton")
-    with pytest.raises(ValueError, match="linear_cross_entropy: got backend='triton', which does not work here"):
-        linear_cross_entropy(logits.double(), logits.double(), labels, backend="triton")
-    assert cross_entropy(logits.double(), labels).loss.dtype == torch.float64
