@@ -108,7 +108,7 @@ def test_linear_at_real_sizes(reduction, vocab):
     expected = linear_cross_entropy_reference(*wide, labels, **terms)
     plain = linear_cross_entropy_reference(hidden, weight, labels, **terms)
     grad = torch.rand_like(expected.loss)
-    assert error(got.loss, expected.loss) <= 2 * error(plain.loss, expected.loss) + 1e-6
+    assert error(got.loss, expected.loss) <= 2 * error(plain.loss, expected.loss) + 1e-3
     for ours, low, exact in zip(
         torch.autograd.grad(got.loss, (hidden, weight), grad.float()),
         torch.autograd.grad(plain.loss, (hidden, weight), grad.to(plain.loss.dtype)),
