@@ -45,7 +45,7 @@ def _(logits, labels, gradient, *settings):
     return loss, z_share, labels.new_empty(labels.shape, dtype=torch.bool), lse, labels.new_empty(1)
 
 
-@torch.library.custom_op("fat5::multiply_", mutates_args=("gradient",))
+@torch.library.custom_op("fat5::triton_multiply_", mutates_args=("gradient",))
 def multiply_gradient_(gradient: Tensor, grad: Tensor) -> None:
     """Multiply a contiguous tensor by a scalar on its device, in place; by 1 costs a launch alone."""
     multiply_(gradient, grad)
