@@ -6,11 +6,12 @@ import itertools
 from collections.abc import Iterator
 
 from fat5.ops.loss import kernels
+from fat5.ops.loss.paired_rows import paired_row_kernel
 from fat5.ops.loss.tiles import MAX_PAIRED_COLUMNS, Tile, candidates, preferred_tile
 from tests.ops.compilation import ARCHITECTURES, Compilation
 
 KERNELS = {
-    "loss pairs": kernels.paired_row_kernel,
+    "loss pairs": paired_row_kernel,
     "loss blocks": kernels.row_kernel,
     "loss gradient": kernels.gradient_kernel,
     "loss scale": kernels.scale_kernel,

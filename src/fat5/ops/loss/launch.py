@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fat5.ops.launching import on_device, processors
 from fat5.ops.loss import kernels
+from fat5.ops.loss.paired_rows import paired_row_kernel
 from fat5.ops.loss.rows import LossTerms, check_labels, label_error
 from fat5.ops.loss.tiles import MAX_PAIRED_COLUMNS, Tile, is_forced, preferred_tile
 
@@ -104,7 +105,7 @@ def store_losses(
         if paired:
             pairs = logits.view(torch.int32)
             programs = min(num_rows, processors(logits.device) * tile.programs()) if tile.stages > 1 else num_rows
-            kernels.paired_row_kernel[(programs,)](
+            paired_row_kernel[(programs,)](
                 X=pairs, x_row=pairs.stride(0), num_rows=num_rows, PREFETCH=tile.stages > 1, ASM=_assembly(logits),
                 **arguments,
             )  # fmt: skip
