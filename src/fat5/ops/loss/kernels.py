@@ -113,6 +113,7 @@ def row_kernel(
         return
     lanes = tl.arange(0, BLOCK)
     at_label = tl.load(X + label).to(tl.float32)
+    scale = row_scale(Count, MEAN)  # long before it is needed
     peak = _LOWEST
     total = 0.0
     sums = 0.0
@@ -141,7 +142,6 @@ def row_kernel(
     lse = peak + tl.log(total)
     store_results(row, at_label, mean, lse, correct, smoothing, z_weight, Loss, ZLoss, Correct, LSE)
     if GRADIENT:
-        scale = row_scale(Count, MEAN)
         factor = scale * (1.0 + 2.0 * z_weight * lse) / total
         offset = -smoothing * scale / vocab_size
         blocks = tl.cdiv(vocab_size, BLOCK)

@@ -47,24 +47,27 @@ def highest_before(X, label, SEARCH: tl.constexpr):
 
 
 @triton.jit
-def load_pairs(X, inside, kept, BLOCK: tl.constexpr, EVEN: tl.constexpr):
-    """Return a row as int32 [BLOCK // 2], read only if it is kept."""
+def load_pairs(X, label, inside, kept, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    """Return the pair that holds the label's logit, and a row as int32 [BLOCK // 2]; nothing is read if it is ignored."""
+    at_pair = tl.load(X + (label >> 1), mask=kept, other=0)
     columns = tl.arange(0, BLOCK // 2)
     if EVEN:
-        return tl.load(X + columns, mask=kept, other=_PAIR_OF_MINUS_INFINITIES)
+        pairs = tl.load(X + columns, mask=kept, other=_PAIR_OF_MINUS_INFINITIES)
     else:
-        return tl.load(X + columns, mask=inside & kept, other=_PAIR_OF_MINUS_INFINITIES)
+        pairs = tl.load(X + columns, mask=inside & kept, other=_PAIR_OF_MINUS_INFINITIES)
+    return at_pair, pairs
 
 
 @triton.jit
 def finish_pairs(
     row,
     label,
+    at_pair,
     pairs,
+    scale,
     inside,
     X,
     G,
-    Count,
     Loss,
     ZLoss,
     Correct,
@@ -76,11 +79,10 @@ def finish_pairs(
     EVEN: tl.constexpr,
     SMOOTHED: tl.constexpr,
     GRADIENT: tl.constexpr,
-    MEAN: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Store results and gradient of a row that counts. X and G name its first logit."""
-    at_first, at_second = halves(tl.load(X + (label >> 1)))
+    """Store results and gradient of a row that counts. X and G name its first logit, `at_pair` holds its label's."""
+    at_first, at_second = halves(at_pair)
     at_label = tl.where(label & 1 == 0, at_first, at_second)
     first, second = halves(pairs)
     peak = tl.max(tl.maximum(first, second), 0)
@@ -96,7 +98,6 @@ def finish_pairs(
     lse = peak + tl.log(total)
     store_results(row, at_label, mean, lse, correct, smoothing, z_weight, Loss, ZLoss, Correct, LSE)
     if GRADIENT:
-        scale = row_scale(Count, MEAN)
         factor = scale * (1.0 + 2.0 * z_weight * lse) / total
         offset = -smoothing * scale / vocab_size
         first, second = halves(again(pairs, ASM))
@@ -146,25 +147,28 @@ def paired_row_kernel(
     inside = tl.arange(0, BLOCK // 2) < vocab_size // 2
     label = tl.load(Labels + row)
     kept = is_kept(label, ignore_index, vocab_size)
-    pairs = load_pairs(X + row.to(tl.int64) * x_row, inside, kept, BLOCK, EVEN)
+    scale = row_scale(Count, MEAN)  # long before it is needed
+    at_pair, pairs = load_pairs(X + row.to(tl.int64) * x_row, label, inside, kept, BLOCK, EVEN)
     more = True
     while more:
         next_row = row + tl.num_programs(0)
         next_label = label
         next_kept = kept
+        next_at_pair = at_pair
         next_pairs = pairs
         if PREFETCH:
             more = next_row < num_rows
             next_label = tl.load(Labels + next_row, mask=more, other=ignore_index)
             next_kept = is_kept(next_label, ignore_index, vocab_size)
-            next_pairs = load_pairs(X + next_row.to(tl.int64) * x_row, inside, next_kept, BLOCK, EVEN)
+            next_x = X + next_row.to(tl.int64) * x_row
+            next_at_pair, next_pairs = load_pairs(next_x, next_label, inside, next_kept, BLOCK, EVEN)
         else:
             more = False
         gradient = G + row.to(tl.int64) * g_row
         if kept:
             finish_pairs(
-                row, label, pairs, inside, X + row.to(tl.int64) * x_row, gradient, Count, Loss, ZLoss, Correct, LSE,
-                vocab_size, smoothing, z_weight, BLOCK, EVEN, SMOOTHED, GRADIENT, MEAN, ASM,
+                row, label, at_pair, pairs, scale, inside, X + row.to(tl.int64) * x_row, gradient, Loss, ZLoss, Correct,
+                LSE, vocab_size, smoothing, z_weight, BLOCK, EVEN, SMOOTHED, GRADIENT, ASM,
             )  # fmt: skip
         else:
             store_nothing(row, Loss, ZLoss, Correct, LSE)
@@ -173,4 +177,5 @@ def paired_row_kernel(
         row = next_row
         label = next_label
         kept = next_kept
+        at_pair = next_at_pair
         pairs = next_pairs
