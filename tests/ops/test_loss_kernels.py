@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fat5.ops.loss import CrossEntropyOutput, cross_entropy
+from fat5.ops.loss import CrossEntropyOutput, cross_entropy, linear_cross_entropy
 from fat5.ops.loss.reference import cross_entropy_reference
 from fat5.ops.loss.tiles import KERNELS, Tile, candidates, forced_tile, preferred_tile
 from tests.ops.kernel_checks import CUDA, DEVICE, needs_kernels, relative_error
@@ -170,6 +170,14 @@ def test_overwriting_leaves_logits_alone_whose_rows_share_memory():
     assert torch.equal(row, before)
 
 
+def test_overwriting_logits_that_another_operator_still_needs_is_an_error():
+    leaf = make_logits(3, 16)
+    labels = torch.zeros(3, dtype=torch.long, device=DEVICE)
+    loss = cross_entropy(leaf.tanh(), labels, backend="triton", overwrite_logits=True).loss
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_a_second_backward_pass_is_right_and_leaves_the_first_alone():
     logits, labels = make_logits(4, 130), make_labels(4, 130)
     loss = cross_entropy(logits, labels, backend="triton", label_smoothing=0.1, z_loss=0.01).loss
@@ -225,8 +233,21 @@ def test_strided_and_expanded_logits(label_dtype, dtype):
     row = make_logits(1, 50, dtype)
     for logits in (leaf.t(), wide[:, 1:51], wide[:, 2:52], row.expand(4, 50)):
         compare(cross_entropy(logits, labels, backend="triton", z_loss=0.1), logits, labels.long(), z_loss=0.1)
+        one = cross_entropy(logits[:1], labels[:1], backend="triton", reduction="none").loss
         part = cross_entropy(logits.view(2, 2, 50), labels.view(2, 2), backend="triton", reduction="none")
         assert part.loss.shape == part.correct.shape == (2, 2)
+        assert torch.equal(part.loss.flatten()[:1], one)
+
+
+def test_strided_labels():
+    logits, labels = make_logits(4, 50), make_labels(8, 50, ignored=0.0)
+    for view in (labels[::2], labels[:1].expand(4)):
+        compare(cross_entropy(logits, view, backend="triton"), logits, view)
+        hidden, weight = torch.randn(4, 3, device=DEVICE), torch.randn(50, 3, device=DEVICE)
+        got, expected = (
+            linear_cross_entropy(hidden, weight, rows, backend="triton").loss for rows in (view, view.contiguous())
+        )
+        assert torch.equal(got, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

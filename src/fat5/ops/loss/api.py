@@ -83,7 +83,7 @@ def cross_entropy(
     check_terms("cross_entropy", label_smoothing, z_loss, reduction, chunk_bytes)
     check_logits(logits, labels)
     chosen = choose_backend("cross_entropy", backend, logits)
-    flat_logits, flat_labels = logits.reshape(labels.numel(), logits.shape[-1]), labels.reshape(-1).long()
+    flat_logits, flat_labels = logits.reshape(labels.numel(), logits.shape[-1]), _flat(labels)
     terms = LossTerms(ignore_index, label_smoothing, z_loss)
     if chosen.reduced is not None and reduction != "none" and _gradient_in_forward(logits):
         mean = reduction == "mean"
@@ -141,7 +141,7 @@ def linear_cross_entropy(
         dtype = torch.get_autocast_dtype(device)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
     check_same_type(hidden, weight)
-    flat_hidden, flat_labels = hidden.reshape(labels.numel(), hidden.shape[-1]), labels.reshape(-1).long()
+    flat_hidden, flat_labels = hidden.reshape(labels.numel(), hidden.shape[-1]), _flat(labels)
     chosen = choose_backend("linear_cross_entropy", backend, hidden, weight)
     settings = (ignore_index, label_smoothing, z_loss, chosen.chunk_bytes(labels, chunk_bytes))
     if reduction == "none":
@@ -164,6 +164,10 @@ def _output(
         kept = count.clamp(min=1)
         loss, z_share = loss / kept, z_share / kept
     return CrossEntropyOutput(loss, z_share.detach(), correct.view(labels.shape), count)
+
+
+def _flat(labels: Tensor) -> Tensor:
+    return labels.reshape(-1).long().contiguous()
 
 
 def _gradient_in_forward(logits: Tensor) -> bool:

@@ -19,7 +19,6 @@ class LossBackend(NamedTuple):
     """The operators of one backend.
 
     Attributes:
-        name: As `backend=` takes it.
         rows: Losses of the rows of given logits, differentiable.
         rows_backward: Its gradient.
         hidden: Losses from hidden states.
@@ -27,7 +26,6 @@ class LossBackend(NamedTuple):
         reduced: Loss of given logits as a scalar, whose gradient the forward stores; None if it cannot.
     """
 
-    name: str
     rows: Any
     rows_backward: Any
     hidden: HiddenOps
@@ -42,7 +40,6 @@ class LossBackend(NamedTuple):
 
 
 TORCH = LossBackend(
-    "torch",
     *define_logits_ops("torch", from_logits.run_rows, from_logits.run_rows_backward),
     define_hidden_ops("torch", from_hidden.run_sum, from_hidden.run_rows, from_hidden.run_rows_backward),
     device_chunk_bytes=2**30,
@@ -53,7 +50,6 @@ if importlib.util.find_spec("triton") is not None:
     from fat5.ops.loss import triton_backend, with_gradient
 
     BACKENDS["triton"] = LossBackend(
-        "triton",
         triton_backend.rows_op,
         triton_backend.rows_backward_op,
         triton_backend.hidden_ops,

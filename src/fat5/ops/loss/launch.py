@@ -160,9 +160,9 @@ def neighbours(logits: Tensor) -> Tensor:
 
 def _paired(logits: Tensor) -> bool:
     """Whether each row can be read as pairs of bf16, and be held in the registers of one program."""
-    num_rows, vocab_size = logits.shape
+    vocab_size = logits.shape[1]
     aligned = logits.data_ptr() % 4 == 0 and logits.storage_offset() % 2 == 0
-    even = vocab_size % 2 == 0 and (num_rows == 1 or logits.stride(0) % 2 == 0)
+    even = vocab_size % 2 == 0 and logits.stride(0) % 2 == 0
     return logits.dtype == torch.bfloat16 and vocab_size <= MAX_PAIRED_COLUMNS and aligned and even
 
 

@@ -48,7 +48,7 @@ def highest_before(X, label, SEARCH: tl.constexpr):
 
 @triton.jit
 def load_pairs(X, label, inside, kept, BLOCK: tl.constexpr, EVEN: tl.constexpr):
-    """Return the pair that holds the label's logit, and a row as int32 [BLOCK // 2]; nothing is read if it is ignored."""
+    """Return the pair of the label's logit, and a row as int32 [BLOCK // 2]; nothing is read of an ignored row."""
     at_pair = tl.load(X + (label >> 1), mask=kept, other=0)
     columns = tl.arange(0, BLOCK // 2)
     if EVEN:

@@ -71,7 +71,7 @@ class _LossWithGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
-        saved, gradient = ctx.saved_tensors, ctx.gradient
+        gradient = ctx.gradient
         if gradient is not None and not torch.is_grad_enabled():
             ctx.gradient = None  # it belongs to the caller from here on
             multiply_gradient_(gradient, grad)
@@ -82,7 +82,7 @@ class _LossWithGradient(torch.autograd.Function):
                 "overwritten; expected overwrite_logits=False where the graph is used twice"
             )
         # An operator without a backward: asking for second derivatives is an error and not a wrong number.
-        logits, labels, lse, count = saved
+        logits, labels, lse, count = ctx.saved_tensors
         rows = (grad / count.clamp(min=1) if ctx.mean else grad).expand(len(labels))
         gradient = rows_backward_op(rows, logits, labels, lse, *ctx.terms, 0)
         return gradient, None, None, None, None
