@@ -48,7 +48,7 @@ class Gate:
         step = max(1, workload.rows // _CHECKED_ROWS)
         self.rows = torch.arange(0, workload.rows, step, device=inputs.labels.device)
 
-    @functools.cache  # noqa: B019  (a gate lives as long as its workload is measured)
+    @functools.cached_property
     def _answers(self) -> tuple[Answer, Answer]:
         exact = answer(self._workload, self._inputs, torch.float64, self.rows)
         return exact, answer(self._workload, self._inputs, self._inputs.leaves[0].dtype, self.rows)
@@ -67,7 +67,7 @@ class Gate:
         for name, grad in zip(("by_rows", "by_weight"), grads, strict=False):
             if not grad.isfinite().all():
                 raise GateError(f"the gradient {name} is not finite everywhere")
-        exact, plain = self._answers()
+        exact, plain = self._answers
         worst = 0.0
         for name, found, truth, simple in zip(Answer._fields, got, exact, plain, strict=True):
             if truth is None:

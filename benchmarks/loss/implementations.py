@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -150,14 +149,9 @@ def choose(names: Sequence[str] | None, workload: Workload) -> list[Implementati
     return [implementation for name, implementation in known.items() if names is None or name in names]
 
 
-@functools.cache
-def products(workload: Workload) -> Callable[[tuple[Tensor, ...]], None]:
-    """Return the three matrix products of a loss from hidden states alone: the limit of any that keeps their number."""
-
-    def run(leaves: tuple[Tensor, ...]) -> None:
-        hidden, weight = leaves
-        logits = hidden @ weight.T
-        logits @ weight
-        logits.T @ hidden
-
-    return run
+def products(leaves: tuple[Tensor, ...]) -> None:
+    """Run the three matrix products of a loss from hidden states alone: the limit of any that keeps their number."""
+    hidden, weight = leaves
+    logits = hidden @ weight.T
+    logits @ weight
+    logits.T @ hidden

@@ -54,8 +54,7 @@ class Stage:
         """Return the three matrix products alone."""
 
         def prepare() -> Prepared:
-            run = products(self._workload)
-            phase = Phase(PHASE, lambda: lambda: run(self._inputs.leaves), self._workload.flops)
+            phase = Phase(PHASE, lambda: lambda: products(self._inputs.leaves), self._workload.flops)
             return Prepared(check=lambda: 0.0, phases=(phase,))
 
         return Subject(PRODUCTS, {**columns, **self._workload.columns}, prepare, None, PRODUCTS)
