@@ -20,7 +20,9 @@ pytestmark = needs_kernels
 def make_hidden(rows: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     hidden, weight = (torch.randn(n, WIDTH, device=DEVICE).to(dtype).requires_grad_() for n in (rows, VOCAB))
     labels = torch.randint(0, VOCAB, (rows,), device=DEVICE)
-    return hidden, weight, labels.where(torch.rand(rows, device=DEVICE) >= 0.3, -100)
+    kept = torch.rand(rows, device=DEVICE) >= 0.3
+    kept[:1] = True
+    return hidden, weight, labels.where(kept, -100)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)

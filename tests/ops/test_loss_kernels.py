@@ -28,7 +28,9 @@ def tolerance(dtype: torch.dtype) -> float:
 
 def make_labels(rows: int, vocab: int, ignored: float = 0.3) -> torch.Tensor:
     labels = torch.randint(0, vocab, (rows,), device=DEVICE)
-    return labels.where(torch.rand(rows, device=DEVICE) >= ignored, -100)
+    kept = torch.rand(rows, device=DEVICE) >= ignored
+    kept[:1] = True
+    return labels.where(kept, -100)
 
 
 def make_logits(rows: int, vocab: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -42,14 +44,15 @@ def compare(
     exact = logits.detach().double().requires_grad_()
     expected = cross_entropy_reference(exact, labels, **terms)
     grad = torch.rand_like(expected.loss) if grad is None else grad.double()
-    assert relative_error(got.loss.detach(), expected.loss.detach()) < 2e-6
-    assert relative_error(got.z_loss, expected.z_loss) < 2e-6
+    for ours, exactly in ((got.loss, expected.loss), (got.z_loss, expected.z_loss)):
+        torch.testing.assert_close(ours.detach().double(), exactly.detach(), rtol=2e-6, atol=2e-6)
     assert torch.equal(got.correct, expected.correct)
     assert torch.equal(got.count, expected.count)
     (by_logits,) = torch.autograd.grad(got.loss, logits, grad.float())
     (truth,) = torch.autograd.grad(expected.loss, exact, grad)
     assert by_logits.dtype == logits.dtype
-    assert relative_error(by_logits, truth) < tolerance(logits.dtype)
+    # With one or two logits a token, gradients are small differences of numbers near 1.
+    assert (by_logits.double() - truth).norm() < tolerance(logits.dtype) * truth.norm() + 1e-6
     assert not by_logits[labels == -100].any()
 
 
