@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from matplotlib.figure import Figure
 
 from benchmarks.bandwidth import share
-from benchmarks.figures.style import caption, latest, legend_below, look, new_figure, tidy
+from benchmarks.figures.style import WITHOUT_BIAS, caption, latest, legend_below, look, new_figure, tidy
 
 _HEIGHT = 0.8  # of the bars of one group, of the distance between groups
 
@@ -37,7 +37,8 @@ def draw_shares(
             groups.index(f"{place(row)}\n{row['phase']}") + thickness * (side - (len(names) - 1) / 2) for row in own
         ]
         style = look(name)
-        bars = axes.barh(heights, [share(row) for row in own], thickness, color=style["color"], label=style["label"])
+        label = WITHOUT_BIAS.get(name, style["label"])
+        bars = axes.barh(heights, [share(row) for row in own], thickness, color=style["color"], label=label)
         axes.bar_label(bars, [f"{float(row['p50_ms']):.3f} ms" for row in own], padding=3, fontsize=6)
     axes.axvline(1.0, color="#000000", linewidth=1.0, linestyle="--", label="speed of a copy")
     axes.set_yticks(range(len(groups)), groups)

@@ -21,6 +21,11 @@ _LOOKS = {
     "sdpa-bias": ("#E69F00", "P"),
     "flex": ("#CC79A7", "X"),
     "eager-bias": ("#009E73", "*"),
+    "fat5-triton-overwrite": ("#D55E00", "s"),
+    "compile": ("#56B4E9", "^"),
+    "liger": ("#CC79A7", "X"),
+    "eager": ("#009E73", "*"),
+    "products": ("#555555", "D"),
 }
 _OTHERS = (("#009E73", "<"), ("#F0E442", ">"), ("#000000", "h"))
 
@@ -34,8 +39,17 @@ LABELS = {
     "flex": "FlexAttention, bias table",
     "eager-bias": "plain PyTorch, bias materialised",
     "fat5-triton": "FAT5 triton, bias table",
+    "fat5-triton-overwrite": "FAT5 triton, overwriting the logits",
+    "compile": "torch.compile",
+    "liger": "Liger-Kernel",
+    "eager": "plain PyTorch",
+    "products": "the three matrix products alone",
     "fat5-hopper": "FAT5 hopper, bias table",
 }
+
+
+WITHOUT_BIAS = {"fat5-triton": "FAT5 triton", "fat5-torch": "FAT5 torch"}
+"""Labels of FAT5's backends where there is no attention."""
 
 
 def new_figure(width: float, height: float, *, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:

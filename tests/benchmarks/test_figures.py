@@ -45,6 +45,8 @@ BANDWIDTH_COLUMNS = {
     "rms_norm": {"operation": "rms_norm", "rows": 8, "width": 4},
     "rotary": {"tokens": 8, "heads": 2, "head_dim": 4, "interleaved": False},
     "geglu": {"rows": 8, "width": 4, "approximate": "tanh", "layout": "apart"},
+    "cross_entropy": {"table": "times", "rows": 8, "vocab": 4, "ignored": 0.0},
+    "linear_cross_entropy": {"table": "times", "rows": 8, "width": 2, "vocab": 4, "ignored": 0.0, "peak_mib": 9.0},
 }
 
 

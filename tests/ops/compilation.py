@@ -101,7 +101,8 @@ class Compilation:
                 signature[name] = f"*{self.types[name]}"
             else:
                 signature[name] = self.types.get(name) or "i32"
-            divisible = signature[name].startswith("*") or name.endswith(("_row", "_head", "_batch", "_token", "width"))
+            multiples = ("_row", "_head", "_batch", "_token", "width", "vocab_size")
+            divisible = signature[name].startswith("*") or name.endswith(multiples)
             if divisible and not self.unaligned:
                 attributes[(index,)] = [["tt.divisibility", 16]]
         return ASTSource(kernel, signature, values, attributes)

@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 ROWS, VOCAB, WIDTH = 1501, 8000, 192
 REDUCTIONS = ("mean", "sum", "none")
+both_backends = pytest.mark.parametrize("backend", ["torch", "triton"])
 
 
 def inputs(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -31,7 +32,8 @@ def error(got: torch.Tensor, expected: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_error_is_near_that_of_plain_pytorch_and_nan_in_ignored_rows_never_matters(dtype, reduction):
+@both_backends
+def test_error_is_near_that_of_plain_pytorch_and_nan_in_ignored_rows_never_matters(dtype, reduction, backend):
     hidden, weight, labels = inputs(dtype)
     terms = {"label_smoothing": 0.1, "reduction": reduction}
     wide = [t.detach().double().requires_grad_() for t in (hidden, weight)]
@@ -42,7 +44,7 @@ def test_error_is_near_that_of_plain_pytorch_and_nan_in_ignored_rows_never_matte
     low = torch.autograd.grad(plain, (hidden, weight), grad.to(plain.dtype))
     with torch.no_grad():
         hidden[labels == -100] = torch.nan
-    ours = linear_cross_entropy(hidden, weight, labels, chunk_bytes=2**24, **terms)
+    ours = linear_cross_entropy(hidden, weight, labels, chunk_bytes=2**24, backend=backend, **terms)
     assert error(ours.loss, truth.loss) <= 2 * error(plain, truth.loss) + 1e-6
     assert torch.equal(ours.count, truth.count)
     assert (ours.correct == truth.correct).float().mean() > 0.99
@@ -54,12 +56,14 @@ def test_error_is_near_that_of_plain_pytorch_and_nan_in_ignored_rows_never_matte
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("compiled", [False, True])
-def test_host_never_waits(reduction, compiled):
+@both_backends
+def test_host_never_waits(reduction, compiled, backend):
     hidden, weight, labels = inputs(torch.bfloat16)
 
     def step() -> torch.Tensor:
-        fused = linear_cross_entropy(hidden, weight, labels, z_loss=1e-4, reduction=reduction)
-        plain = cross_entropy(hidden @ weight.mT, labels, label_smoothing=0.1, reduction=reduction)
+        terms = {"reduction": reduction, "backend": backend}
+        fused = linear_cross_entropy(hidden, weight, labels, z_loss=1e-4, **terms)
+        plain = cross_entropy(hidden @ weight.mT, labels, label_smoothing=0.1, **terms)
         return fused.loss.sum() + plain.loss.sum()
 
     function = torch.compile(step, fullgraph=True) if compiled else step
@@ -73,12 +77,14 @@ def test_host_never_waits(reduction, compiled):
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_memory_stays_at_the_chunk_budget(reduction):
+@both_backends
+def test_memory_stays_at_the_chunk_budget(reduction, backend):
     hidden, weight, labels = inputs(torch.bfloat16)
     budget = 2**22
 
     def fused() -> None:
-        loss = linear_cross_entropy(hidden, weight, labels, reduction=reduction, chunk_bytes=budget).loss.sum()
+        terms = {"reduction": reduction, "backend": backend}
+        loss = linear_cross_entropy(hidden, weight, labels, chunk_bytes=budget, **terms).loss.sum()
         torch.autograd.grad(loss, (hidden, weight))
 
     fused()
@@ -104,7 +110,7 @@ def test_label_out_of_range_is_a_device_assertion(call):
 
 
 def test_more_than_two_to_the_31_logits():
-    """Pitfall: int32 offsets wrap."""
+    """Pitfall: int32 offsets wrap. The kernels in test_loss_kernels_gpu.py."""
     rows, vocab = 2**16 + 5, 2**15
     logits = torch.zeros(rows, vocab, device="cuda", dtype=torch.bfloat16)
     logits[-3:].normal_()

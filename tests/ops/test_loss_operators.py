@@ -9,13 +9,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from fat5.ops.loss import cross_entropy, linear_cross_entropy
-from fat5.ops.loss.from_hidden import (
-    linear_cross_entropy_rows,
-    linear_cross_entropy_rows_backward,
-    linear_cross_entropy_sum,
-    linear_cross_entropy_sum_backward,
-)
-from fat5.ops.loss.from_logits import cross_entropy_rows, cross_entropy_rows_backward
+from fat5.ops.loss.backends import TORCH
+from fat5.ops.loss.custom_ops import scale_gradients
 
 VOCAB, WIDTH, ROWS = 23, 8, 15
 REDUCTIONS = ("mean", "sum", "none")
@@ -138,18 +133,18 @@ def test_opcheck():
     grad = torch.randn(ROWS)
     plain = [tensor.detach() for tensor in (hidden, weight)]
     for operator, samples in (
-        (cross_entropy_rows, [(logits, labels, *terms)]),
-        (cross_entropy_rows_backward, [(grad, logits.detach(), labels, lse, *terms)]),
-        (linear_cross_entropy_rows, [(hidden, weight, labels, *terms)]),
+        (TORCH.rows, [(logits, labels, *terms)]),
+        (TORCH.rows_backward, [(grad, logits.detach(), labels, lse, *terms)]),
+        (TORCH.hidden.rows, [(hidden, weight, labels, *terms)]),
         (
-            linear_cross_entropy_rows_backward,
+            TORCH.hidden.rows_backward,
             [(grad, *plain, labels, lse, *terms, *flags) for flags in ((True, True), (False, True))],
         ),
         (
-            linear_cross_entropy_sum,
+            TORCH.hidden.sum,
             [(hidden, weight, labels, *terms, True, True), (*plain, labels, *terms, False, False)],
         ),
-        (linear_cross_entropy_sum_backward, [(torch.tensor(0.5), *plain, torch.bfloat16)]),
+        (scale_gradients, [(torch.tensor(0.5), *plain, torch.bfloat16)]),
     ):
         for sample in samples:
             torch.library.opcheck(operator, sample)

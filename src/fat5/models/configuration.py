@@ -55,8 +55,8 @@ class FAT5Config(PreTrainedConfig):
         label_smoothing: Share of the target's probability spread over the vocabulary in the training loss.
         attention_backend: "auto" for the fastest attention that works, or a backend by name; see
             `fat5.ops.flash_attention`.
-        kernel_backend: Backend of norms, gated GELU and rotary embedding: "auto" for Triton kernels on a GPU that runs
-            them, "torch" or "triton".
+        kernel_backend: Backend of norms, gated GELU, rotary embedding and loss: "auto" for Triton kernels on a GPU that
+            runs them, "torch" or "triton".
         pad_token_id: Padding.
         eos_token_id: End of a sequence.
         decoder_start_token_id: First input of the decoder; T5's is the padding.

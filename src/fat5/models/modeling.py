@@ -267,6 +267,7 @@ class FAT5ForConditionalGeneration(FAT5PreTrainedModel, GenerationMixin):
                 label_smoothing=float(self.config.label_smoothing),
                 z_loss=float(self.config.z_loss),
                 reduction=reduction if num_items_in_batch is None else "sum",
+                backend=self.config.kernel_backend,
             )
             output.loss, output.z_loss = scores.loss, scores.z_loss
             if num_items_in_batch is not None:

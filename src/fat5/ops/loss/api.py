@@ -7,12 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fat5.ops.loss.backends import choose_backend
 from fat5.ops.loss.checks import check_hidden, check_logits, check_same_type, check_terms
-from fat5.ops.loss.from_hidden import linear_cross_entropy_rows, linear_cross_entropy_sum
-from fat5.ops.loss.from_logits import cross_entropy_rows
-
-_CPU_CHUNK_BYTES = 2**24
-_DEVICE_CHUNK_BYTES = 2**30
+from fat5.ops.loss.rows import LossTerms
 
 
 @dataclass(frozen=True)
@@ -43,6 +40,8 @@ def cross_entropy(
     z_loss: float = 0.0,
     reduction: str = "mean",
     chunk_bytes: int | None = None,
+    backend: str = "auto",
+    overwrite_logits: bool = False,
 ) -> CrossEntropyOutput:
     """Cross-entropy of logits with label smoothing, z-loss and accuracy, without float32 copies of all the logits.
 
@@ -54,6 +53,10 @@ def cross_entropy(
     gradients are 0. An ignored token counts nowhere, even if its logits are NaN. The arithmetic is in float32
     (float64 for float64 logits), also under autocast; the gradient has the type of the logits. Differentiable once.
 
+    The `triton` backend reads the logits once and stores the gradient in the same pass, for "mean" and "sum" outside
+    torch.compile; otherwise the backward pass reads them again. Float16 logits always take the second way: a mean of
+    many tokens would round their gradients to 0 before a loss scale is applied.
+
     Args:
         logits: [..., V], any strides.
         labels: [...], int64 or int32, each in [0, V) or `ignore_index`.
@@ -61,7 +64,12 @@ def cross_entropy(
         label_smoothing: Weight of the uniform distribution over the vocabulary, in [0, 1).
         z_loss: Weight of lse^2, at least 0; 1e-4 in the T5X and PaLM recipes.
         reduction: "mean" over kept tokens, "sum" over them, or "none" for a loss a token, 0 where ignored.
-        chunk_bytes: Most bytes of working logits at a time; 16 MiB on a CPU and 1 GiB elsewhere if None.
+        chunk_bytes: Most bytes of working logits of the torch backend at a time; 16 MiB on a CPU and 1 GiB elsewhere if
+            None. The kernels need none.
+        backend: "auto" for the kernels on a GPU that they run on, else PyTorch; or "torch" or "triton".
+        overwrite_logits: Allow the gradient to take the memory of the logits, which hold anything afterwards; the
+            backward pass can then run once. The torch backend, and whatever does not store the gradient in the forward
+            pass, leaves them alone.
 
     Returns:
         CrossEntropyOutput: loss, z_loss, correct, count.
@@ -74,15 +82,14 @@ def cross_entropy(
     """
     check_terms("cross_entropy", label_smoothing, z_loss, reduction, chunk_bytes)
     check_logits(logits, labels)
-    flat_labels = labels.reshape(-1).long()
-    loss, z_share, correct, _ = cross_entropy_rows(
-        logits.reshape(labels.numel(), logits.shape[-1]),
-        flat_labels,
-        ignore_index,
-        label_smoothing,
-        z_loss,
-        _chunk_bytes(labels, chunk_bytes),
-    )
+    chosen = choose_backend("cross_entropy", backend, logits)
+    flat_logits, flat_labels = logits.reshape(labels.numel(), logits.shape[-1]), _flat(labels)
+    terms = LossTerms(ignore_index, label_smoothing, z_loss)
+    if chosen.reduced is not None and reduction != "none" and _gradient_in_forward(logits):
+        mean = reduction == "mean"
+        loss, z_share, correct, count = chosen.reduced(flat_logits, flat_labels, terms, mean, overwrite_logits)
+        return CrossEntropyOutput(loss, z_share, correct.view(labels.shape), count.view(()))
+    loss, z_share, correct, _ = chosen.rows(flat_logits, flat_labels, *terms, chosen.chunk_bytes(labels, chunk_bytes))
     if reduction == "none":
         return _output(loss, z_share, correct, labels, ignore_index, reduction)
     return _output(loss.sum(), z_share.sum(), correct, labels, ignore_index, reduction)
@@ -98,6 +105,7 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     reduction: str = "mean",
     chunk_bytes: int | None = None,
+    backend: str = "auto",
 ) -> CrossEntropyOutput:
     """Cross-entropy of `hidden @ weight.T` whose logits exist a block of rows at a time.
 
@@ -116,7 +124,9 @@ def linear_cross_entropy(
         label_smoothing: Weight of the uniform distribution over the vocabulary, in [0, 1).
         z_loss: Weight of lse^2, at least 0.
         reduction: "mean" over kept tokens, "sum" over them, or "none" for a loss a token, 0 where ignored.
-        chunk_bytes: Most bytes of logits at a time, float32 copy included; 16 MiB on a CPU and 1 GiB elsewhere if None.
+        chunk_bytes: Most bytes of logits at a time; if None 16 MiB on a CPU, 256 MiB for the kernels, and 1 GiB for the
+            torch backend elsewhere, whose float32 copy counts.
+        backend: "auto" for the kernels on a GPU that they run on, else PyTorch; or "torch" or "triton".
 
     Returns:
         CrossEntropyOutput: loss, z_loss, correct, count.
@@ -131,13 +141,14 @@ def linear_cross_entropy(
         dtype = torch.get_autocast_dtype(device)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
     check_same_type(hidden, weight)
-    flat_hidden, flat_labels = hidden.reshape(labels.numel(), hidden.shape[-1]), labels.reshape(-1).long()
-    settings = (ignore_index, label_smoothing, z_loss, _chunk_bytes(labels, chunk_bytes))
+    flat_hidden, flat_labels = hidden.reshape(labels.numel(), hidden.shape[-1]), _flat(labels)
+    chosen = choose_backend("linear_cross_entropy", backend, hidden, weight)
+    settings = (ignore_index, label_smoothing, z_loss, chosen.chunk_bytes(labels, chunk_bytes))
     if reduction == "none":
-        loss, z_share, correct, _ = linear_cross_entropy_rows(flat_hidden, weight, flat_labels, *settings)
+        loss, z_share, correct, _ = chosen.hidden.rows(flat_hidden, weight, flat_labels, *settings)
     else:
         grads = torch.is_grad_enabled()
-        loss, z_share, correct, _, _ = linear_cross_entropy_sum(
+        loss, z_share, correct, _, _ = chosen.hidden.sum(
             flat_hidden, weight, flat_labels, *settings, grads and hidden.requires_grad, grads and weight.requires_grad
         )
     return _output(loss, z_share, correct, labels, ignore_index, reduction)
@@ -155,7 +166,11 @@ def _output(
     return CrossEntropyOutput(loss, z_share.detach(), correct.view(labels.shape), count)
 
 
-def _chunk_bytes(labels: Tensor, chunk_bytes: int | None) -> int:
-    if chunk_bytes is not None:
-        return chunk_bytes
-    return _CPU_CHUNK_BYTES if labels.device.type == "cpu" else _DEVICE_CHUNK_BYTES
+def _flat(labels: Tensor) -> Tensor:
+    return labels.reshape(-1).long().contiguous()
+
+
+def _gradient_in_forward(logits: Tensor) -> bool:
+    """Whether the forward pass stores the gradient; a traced graph would copy it where the backward scales it."""
+    wanted = torch.is_grad_enabled() and logits.requires_grad and logits.dtype != torch.float16
+    return wanted and not torch.compiler.is_compiling()

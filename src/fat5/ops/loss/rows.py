@@ -44,10 +44,15 @@ def rows_per_block(num_rows: int, vocab_size: int, dtype: torch.dtype, chunk_byt
     return max(1, -(-num_rows // blocks))
 
 
+def label_error(vocab_size: int, ignore_index: int) -> str:
+    """Return what to say of a label out of range."""
+    return f"labels must lie in [0, {vocab_size}) or equal ignore_index={ignore_index}"
+
+
 def check_labels(labels: Tensor, vocab_size: int, ignore_index: int) -> None:
     """Raise on a kept label outside [0, vocab_size): at once on a CPU, without a host synchronisation elsewhere."""
     wrong = ((labels < 0) | (labels >= vocab_size)) & (labels != ignore_index)
-    expected = f"labels must lie in [0, {vocab_size}) or equal ignore_index={ignore_index}"
+    expected = label_error(vocab_size, ignore_index)
     if labels.device.type != "cpu":
         torch._assert_async(~wrong.any(), expected)
     elif wrong.any():
