@@ -298,7 +298,7 @@ def test_labels_that_do_not_fit_are_named(head, change, message, texts):
 
 
 def test_settings_that_no_head_can_have_are_named():
-    with pytest.raises(Exception, match="pooling='max'"):
+    with pytest.raises(Exception, match=r"pooling='max'"):
         FAT5Config(pooling="max")
-    with pytest.raises(Exception, match="classifier_dropout=1.0"):
+    with pytest.raises(Exception, match=r"classifier_dropout=1\.0"):
         FAT5Config(classifier_dropout=1.0)
