@@ -212,3 +212,14 @@ def test_a_table_a_layer_becomes_a_umt5(tmp_path, inputs):
     assert export_checkpoint(tmp_path / "fat5", tmp_path / "t5") == "UMT5ForConditionalGeneration"
     theirs = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "t5")
     torch.testing.assert_close(theirs(**inputs).logits, model(**inputs).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_mteb_scores_the_folder_offline(tmp_path, monkeypatch):
+    mteb = pytest.importorskip("mteb")
+    tasks = pytest.importorskip("mteb.mocks.mock_tasks.sts")
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    folder, _, _ = embedding_folder(tmp_path, "mean", "save_pretrained")
+    model = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    (result,) = mteb.evaluate(model, tasks=[tasks.MockSTSTask()], cache=None).task_results
+    assert -1 <= result.get_score() <= 1
