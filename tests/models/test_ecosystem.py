@@ -1,9 +1,12 @@
 """What users of Transformers do with a model: pipelines, adapters, devices, types, vocabularies, the hub."""
 
 import copy
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from huggingface_hub import HfApi, ModelCard
 from torch import nn
 from transformers import (
     AutoModelForQuestionAnswering,
@@ -229,13 +232,13 @@ def test_push_to_hub_sends_the_files_of_sentence_transformers(tmp_path, monkeypa
     sent = []
 
     def record(self, working_dir, repo_id, files_timestamps=None, **options):
-        from pathlib import Path
-
         sent.append((repo_id, {str(p.relative_to(working_dir)) for p in Path(working_dir).rglob("*") if p.is_file()}))
 
     monkeypatch.setattr(FAT5ForTextEmbedding, "_upload_modified_files", record)
-    for module in ("transformers.utils.hub", "transformers.modeling_utils"):
-        monkeypatch.setattr(f"{module}.create_repo", lambda repo_id, **_: type("Repo", (), {"repo_id": repo_id})())
+    monkeypatch.setattr(HfApi, "create_repo", lambda self, repo_id, **_: SimpleNamespace(repo_id=repo_id))
+    monkeypatch.setattr(
+        "transformers.utils.hub.create_and_tag_model_card", lambda *_, **__: ModelCard("---\n---\nA model.")
+    )
     model = FAT5ForTextEmbedding(FAT5Config(**SIZES))
     model.push_to_hub("somebody/sentences")
     model.save_pretrained(tmp_path / "sentences", push_to_hub=True, repo_id="somebody/more")
