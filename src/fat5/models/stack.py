@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 
+from fat5.models.cache import DecoderCache
 from fat5.models.configuration import FAT5Config
-from fat5.nn import Attention, FeedForward, RMSNorm, SequenceLayout
+from fat5.nn import Attention, FeedForward, KeyValues, RMSNorm, SequenceLayout
 from fat5.nn.position import StackPositions, locate
 
 
@@ -40,10 +41,18 @@ class SelfAttentionLayer(_Sublayer):
         )
 
     def forward(
-        self, hidden_states: Tensor, layout: SequenceLayout, position_bias: Tensor | None, positions: StackPositions
+        self,
+        hidden_states: Tensor,
+        layout: SequenceLayout,
+        position_bias: Tensor | None,
+        positions: StackPositions,
+        cache: KeyValues | None = None,
+        query_offset: int | Tensor | None = None,
     ) -> Tensor:
         """Return the states after this sublayer."""
-        attended = self.SelfAttention(self.layer_norm(hidden_states), layout, position_bias, positions)
+        attended = self.SelfAttention(
+            self.layer_norm(hidden_states), layout, position_bias, positions, cache=cache, query_offset=query_offset
+        )
         return hidden_states + self.dropout(attended)
 
 
@@ -61,11 +70,20 @@ class CrossAttentionLayer(_Sublayer):
         )
 
     def forward(
-        self, hidden_states: Tensor, layout: SequenceLayout, encoder_states: Tensor, encoder_layout: SequenceLayout
+        self,
+        hidden_states: Tensor,
+        layout: SequenceLayout,
+        encoder_states: Tensor,
+        encoder_layout: SequenceLayout,
+        cache: KeyValues | None = None,
     ) -> Tensor:
         """Return the states after this sublayer."""
         attended = self.EncDecAttention(
-            self.layer_norm(hidden_states), layout, key_value_states=encoder_states, key_value_layout=encoder_layout
+            self.layer_norm(hidden_states),
+            layout,
+            key_value_states=encoder_states,
+            key_value_layout=encoder_layout,
+            cache=cache,
         )
         return hidden_states + self.dropout(attended)
 
@@ -91,8 +109,9 @@ class FeedForwardLayer(_Sublayer):
 class FAT5Block(GradientCheckpointingLayer):
     """One layer of a stack: self-attention, in a decoder cross-attention, feed-forward."""
 
-    def __init__(self, config: FAT5Config, *, is_decoder: bool, owns_bias: bool) -> None:
+    def __init__(self, config: FAT5Config, *, is_decoder: bool, owns_bias: bool, index: int) -> None:
         super().__init__()
+        self.index = index
         self.layer = nn.ModuleList([SelfAttentionLayer(config, causal=is_decoder, owns_bias=owns_bias)])
         if is_decoder:
             self.layer.append(CrossAttentionLayer(config))
@@ -106,6 +125,8 @@ class FAT5Block(GradientCheckpointingLayer):
         layout: SequenceLayout,
         positions: StackPositions,
         encoder_layout: SequenceLayout | None = None,
+        cache: DecoderCache | None = None,
+        query_offset: int | Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the new states and the stack's position bias: this block's own if it makes one, else the one it got.
 
@@ -116,9 +137,10 @@ class FAT5Block(GradientCheckpointingLayer):
             positions, layout, hidden_states.device
         )
         position_bias = own_bias if own_bias is not None else position_bias
-        hidden_states = self.layer[0](hidden_states, layout, position_bias, positions)
+        own_cache, cross_cache = (None, None) if cache is None else cache.layer(self.index)
+        hidden_states = self.layer[0](hidden_states, layout, position_bias, positions, own_cache, query_offset)
         if encoder_states is not None:
-            hidden_states = self.layer[1](hidden_states, layout, encoder_states, encoder_layout)
+            hidden_states = self.layer[1](hidden_states, layout, encoder_states, encoder_layout, cross_cache)
         return self.layer[-1](hidden_states), position_bias
 
 
@@ -135,7 +157,7 @@ class FAT5Stack(nn.Module):
         self.head_dim = config.d_kv
         self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model)
         self.block = nn.ModuleList(
-            FAT5Block(config, is_decoder=is_decoder, owns_bias=i == 0) for i in range(num_layers or 0)
+            FAT5Block(config, is_decoder=is_decoder, owns_bias=i == 0, index=i) for i in range(num_layers or 0)
         )
         self.final_layer_norm = RMSNorm(config.d_model, eps=config.layer_norm_epsilon)
         self.dropout = nn.Dropout(config.dropout_rate)
@@ -150,6 +172,7 @@ class FAT5Stack(nn.Module):
         layout: SequenceLayout | None = None,
         encoder_states: Tensor | None = None,
         encoder_layout: SequenceLayout | None = None,
+        cache: DecoderCache | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool = True,
@@ -162,9 +185,10 @@ class FAT5Stack(nn.Module):
             inputs_embeds: Instead of input_ids: [B, L, d_model] or packed [total, d_model].
             cu_seqlens: Packed: int tensor [documents + 1].
             max_seqlen: Packed: longest document, or an upper bound.
-            layout: Instead of the mask or cu_seqlens, where the caller has it already.
+            layout: Instead of the mask or cu_seqlens, where the caller has it already; with a cache, its keys included.
             encoder_states: Decoder: the encoder's output, [B, Lk, d_model] or packed.
             encoder_layout: Decoder: its layout.
+            cache: Decoder: keys and values of the tokens before these.
             output_hidden_states: Return the states before each block, and the last.
             output_attentions: Not available: the weights never exist. Must be False or None.
             return_dict: False for a plain tuple.
@@ -178,8 +202,21 @@ class FAT5Stack(nn.Module):
             layout = make_layout(token_shape(input_ids, inputs_embeds), attention_mask, cu_seqlens, max_seqlen)
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         hidden_states = self.dropout(hidden_states)
+        past: int | Tensor = 0
+        num_keys: int | None = None
+        query_offset: int | Tensor | None = None
+        if cache is not None:
+            past, num_keys = cache.past, cache.num_keys(hidden_states.shape[1])
+            query_offset = past.expand(hidden_states.shape[0]).contiguous() if isinstance(past, Tensor) else past
         positions = locate(
-            self.position, layout, hidden_states, self.head_dim, causal=self.is_decoder, training=self.training
+            self.position,
+            layout,
+            hidden_states,
+            self.head_dim,
+            causal=self.is_decoder,
+            training=self.training,
+            past=past,
+            num_keys=num_keys,
         )
         position_bias: Tensor | None = None
         seen: list[Tensor] = []
@@ -192,6 +229,8 @@ class FAT5Stack(nn.Module):
                 layout=layout,
                 positions=positions,
                 encoder_layout=encoder_layout,
+                cache=cache,
+                query_offset=query_offset,
             )
         hidden_states = self.dropout(self.final_layer_norm(hidden_states))
         all_states = (*seen, hidden_states) if output_hidden_states else None
