@@ -2,19 +2,54 @@
 
 from __future__ import annotations
 
+import inspect
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import EncoderDecoderCache, GenerationMixin, StaticCache
+from transformers import EncoderDecoderCache, GenerationConfig, GenerationMixin, StaticCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from fat5.models.cache import CACHE_NAME, given_cache
+from fat5.models.decoding import check_arguments, decode
+from fat5.models.step_cache import StepCache
 from fat5.nn import SequenceLayout
+
+_POSITIONAL = list(inspect.signature(GenerationMixin.generate).parameters)[3:]
 
 
 class FAT5GenerationMixin(GenerationMixin):
-    """Generation with the caches of Transformers."""
+    """Generation with the caches of Transformers, or with steps that are CUDA graphs."""
+
+    def generate(
+        self,
+        inputs: Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        *args: Any,
+        cuda_graph: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Generate, as Transformers' `generate` does, whose arguments and results these are.
+
+        Args:
+            inputs: Encoder tokens; also `input_ids=`.
+            generation_config: Settings.
+            *args: What else Transformers' `generate` takes by position.
+            cuda_graph: Run each decoder step as one CUDA graph over a cache of fixed addresses. The first call of a
+                shape captures it, later calls reuse it, also for shorter inputs of its size class. Without a GPU, or
+                with a model that a graph cannot hold, the same loop runs without a graph.
+            **kwargs: Settings, and inputs of the model.
+
+        Raises:
+            ValueError: Something that `cuda_graph=True` does not do is asked for, such as assisted decoding.
+        """
+        if not cuda_graph:
+            return super().generate(inputs, generation_config, *args, **kwargs)
+        named = dict(zip(_POSITIONAL, args, strict=False)) | kwargs
+        check_arguments(named)
+        loop = partial(decode, streamer=named.get("streamer"))
+        return super().generate(inputs, generation_config, *args, custom_generate=loop, **kwargs)
 
     def prepare_inputs_for_generation(
         self,
@@ -69,6 +104,9 @@ class FAT5GenerationMixin(GenerationMixin):
         Beams of one input share the encoder's keys and values, which stay as they are. Static caches keep their
         addresses, so that compiled steps stay valid.
         """
+        if isinstance(cache, StepCache):
+            cache.reorder_cache(beam_idx)
+            return cache
         own = cache.self_attention_cache
         if not isinstance(own, StaticCache):
             own.reorder_cache(cast(torch.LongTensor, beam_idx))

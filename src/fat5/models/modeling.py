@@ -15,6 +15,7 @@ from fat5.models.configuration import FAT5Config
 from fat5.models.generation import FAT5GenerationMixin
 from fat5.models.outputs import FAT5Seq2SeqOutput
 from fat5.models.stack import FAT5Block, FAT5Stack, make_layout, token_shape
+from fat5.models.step_cache import StepCache
 from fat5.nn import AlibiSlopes, Attention, FeedForward, FireBias, RelativePositionBias, RMSNorm
 from fat5.nn.position import INITIAL_SCALE, slope_exponents
 from fat5.ops import linear_cross_entropy
@@ -230,6 +231,8 @@ class FAT5ForConditionalGeneration(FAT5PreTrainedModel, FAT5GenerationMixin):
         cache = given_cache(cache, past_key_values)
         if cache is not None or use_cache:
             cache = self._check_cache(new_cache() if cache is None else cache, packed=cu_seqlens is not None)
+        if isinstance(cache, StepCache):
+            return cache.run(self, cast(Tensor, decoder_input_ids), output_hidden_states)
         source = token_shape(input_ids, inputs_embeds) if encoder_outputs is None else encoder_outputs[0].shape[:-1]
         encoder_layout = make_layout(source, attention_mask, cu_seqlens, max_seqlen)
         if encoder_outputs is None:
