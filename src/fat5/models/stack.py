@@ -13,15 +13,26 @@ from fat5.models.cache import DecoderCache
 from fat5.models.configuration import FAT5Config
 from fat5.nn import Attention, FeedForward, KeyValues, RMSNorm, SequenceLayout
 from fat5.nn.position import StackPositions, locate
+from fat5.ops.norm import add_residual
 
 
 class _Sublayer(nn.Module):
-    """A residual sublayer: `x + dropout(f(norm(x)))`."""
+    """A residual sublayer: `x + dropout(f(norm(x)))`.
+
+    The addition at its end is left to the norm that comes next, which does both in one pass: a sublayer takes the
+    states and the update that the one before it made, and returns the sum of those and its own update.
+    """
 
     def __init__(self, config: FAT5Config) -> None:
         super().__init__()
         self.layer_norm = RMSNorm(config.d_model, eps=config.layer_norm_epsilon)
         self.dropout = nn.Dropout(config.dropout_rate)
+
+    def _add_and_normalise(self, hidden_states: Tensor, update: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the normalised sum, and the sum."""
+        if update is None:
+            return self.layer_norm(hidden_states), hidden_states
+        return self.layer_norm(update, hidden_states)
 
 
 class SelfAttentionLayer(_Sublayer):
@@ -43,17 +54,19 @@ class SelfAttentionLayer(_Sublayer):
     def forward(
         self,
         hidden_states: Tensor,
+        update: Tensor | None,
         layout: SequenceLayout,
         position_bias: Tensor | None,
         positions: StackPositions,
         cache: KeyValues | None = None,
         query_offset: int | Tensor | None = None,
-    ) -> Tensor:
-        """Return the states after this sublayer."""
+    ) -> tuple[Tensor, Tensor]:
+        """Return the states before this sublayer, and its update."""
+        normed, hidden_states = self._add_and_normalise(hidden_states, update)
         attended = self.SelfAttention(
-            self.layer_norm(hidden_states), layout, position_bias, positions, cache=cache, query_offset=query_offset
+            normed, layout, position_bias, positions, cache=cache, query_offset=query_offset
         )
-        return hidden_states + self.dropout(attended)
+        return hidden_states, self.dropout(attended)
 
 
 class CrossAttentionLayer(_Sublayer):
@@ -72,20 +85,18 @@ class CrossAttentionLayer(_Sublayer):
     def forward(
         self,
         hidden_states: Tensor,
+        update: Tensor | None,
         layout: SequenceLayout,
         encoder_states: Tensor,
         encoder_layout: SequenceLayout,
         cache: KeyValues | None = None,
-    ) -> Tensor:
-        """Return the states after this sublayer."""
+    ) -> tuple[Tensor, Tensor]:
+        """Return the states before this sublayer, and its update."""
+        normed, hidden_states = self._add_and_normalise(hidden_states, update)
         attended = self.EncDecAttention(
-            self.layer_norm(hidden_states),
-            layout,
-            key_value_states=encoder_states,
-            key_value_layout=encoder_layout,
-            cache=cache,
+            normed, layout, key_value_states=encoder_states, key_value_layout=encoder_layout, cache=cache
         )
-        return hidden_states + self.dropout(attended)
+        return hidden_states, self.dropout(attended)
 
 
 class FeedForwardLayer(_Sublayer):
@@ -101,9 +112,10 @@ class FeedForwardLayer(_Sublayer):
             dropout=config.dropout_rate,
         )
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """Return the states after this sublayer."""
-        return hidden_states + self.dropout(self.DenseReluDense(self.layer_norm(hidden_states)))
+    def forward(self, hidden_states: Tensor, update: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the states before this sublayer, and its update."""
+        normed, hidden_states = self._add_and_normalise(hidden_states, update)
+        return hidden_states, self.dropout(self.DenseReluDense(normed))
 
 
 class FAT5Block(GradientCheckpointingLayer):
@@ -120,6 +132,7 @@ class FAT5Block(GradientCheckpointingLayer):
     def forward(
         self,
         hidden_states: Tensor,
+        update: Tensor | None,
         position_bias: Tensor | None,
         encoder_states: Tensor | None,
         layout: SequenceLayout,
@@ -127,8 +140,8 @@ class FAT5Block(GradientCheckpointingLayer):
         encoder_layout: SequenceLayout | None = None,
         cache: DecoderCache | None = None,
         query_offset: int | Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the new states and the stack's position bias: this block's own if it makes one, else the one it got.
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the states, the update still to be added, and the position bias: this block's own, or what it got.
 
         The bias is made inside the block that owns its parameters, so that a wrapper that gathers parameters a block at
         a time finds them there.
@@ -138,10 +151,14 @@ class FAT5Block(GradientCheckpointingLayer):
         )
         position_bias = own_bias if own_bias is not None else position_bias
         own_cache, cross_cache = (None, None) if cache is None else cache.layer(self.index)
-        hidden_states = self.layer[0](hidden_states, layout, position_bias, positions, own_cache, query_offset)
+        hidden_states, update = self.layer[0](
+            hidden_states, update, layout, position_bias, positions, own_cache, query_offset
+        )
         if encoder_states is not None:
-            hidden_states = self.layer[1](hidden_states, layout, encoder_states, encoder_layout, cross_cache)
-        return self.layer[-1](hidden_states), position_bias
+            hidden_states, update = self.layer[1](
+                hidden_states, update, layout, encoder_states, encoder_layout, cross_cache
+            )
+        return *self.layer[-1](hidden_states, update), position_bias
 
 
 class FAT5Stack(nn.Module):
@@ -219,11 +236,17 @@ class FAT5Stack(nn.Module):
             num_keys=num_keys,
         )
         position_bias: Tensor | None = None
+        update: Tensor | None = None
         seen: list[Tensor] = []
         for block in self.block:
-            seen.append(hidden_states)
-            hidden_states, position_bias = block(
+            # A checkpoint keeps what goes into a block: one tensor rather than two.
+            if update is not None and (output_hidden_states or (block.gradient_checkpointing and self.training)):
+                hidden_states, update = add_residual(update, hidden_states), None
+            if output_hidden_states:
+                seen.append(hidden_states)
+            hidden_states, update, position_bias = block(
                 hidden_states,
+                update,
                 position_bias,
                 encoder_states,
                 layout=layout,
@@ -232,7 +255,11 @@ class FAT5Stack(nn.Module):
                 cache=cache,
                 query_offset=query_offset,
             )
-        hidden_states = self.dropout(self.final_layer_norm(hidden_states))
+        if update is None:
+            hidden_states = self.final_layer_norm(hidden_states)
+        else:
+            hidden_states, _ = self.final_layer_norm(update, hidden_states)
+        hidden_states = self.dropout(hidden_states)
         all_states = (*seen, hidden_states) if output_hidden_states else None
         output = BaseModelOutput(last_hidden_state=hidden_states, hidden_states=all_states)
         return output if return_dict else output.to_tuple()
