@@ -6,13 +6,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import EncoderDecoderCache, PreTrainedModel
+from transformers import EncoderDecoderCache
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutput
 
 from fat5.models.cache import CACHE_NAME, TransformersCache, given_cache, mask_with_past, new_cache
 from fat5.models.configuration import FAT5Config
 from fat5.models.generation import FAT5GenerationMixin
+from fat5.models.loading import CheckpointLoading
 from fat5.models.outputs import FAT5Seq2SeqOutput
 from fat5.models.stack import FAT5Block, FAT5Stack, make_layout, token_shape
 from fat5.models.step_cache import StepCache
@@ -23,7 +24,7 @@ from fat5.ops import linear_cross_entropy
 IGNORE_INDEX = -100
 
 
-class FAT5PreTrainedModel(PreTrainedModel):
+class FAT5PreTrainedModel(CheckpointLoading):
     """Base of the FAT5 models: initialisation, tying and loading."""
 
     config_class = FAT5Config
@@ -65,7 +66,7 @@ class FAT5PreTrainedModel(PreTrainedModel):
             for wi in [module.wi_0, module.wi_1] if module.gated else [module.wi]:
                 init.normal_(wi.weight, mean=0.0, std=factor * config.d_model**-0.5)
             init.normal_(module.wo.weight, mean=0.0, std=factor * config.d_ff**-0.5)
-        elif isinstance(module, FAT5PreTrainedModel):
+        elif isinstance(module, FAT5PreTrainedModel) and hasattr(module, "shared"):
             # The head sees states of mean square 1. Logits of mean square 1 start the loss near ln(vocab_size): the
             # head, or the scale before a tied one, must be d_model ** -0.5; T5's own std of 1 starts near 100.
             small_embedding = config.tie_word_embeddings and not config.scale_decoder_outputs
@@ -100,7 +101,10 @@ class FAT5EncoderModel(FAT5PreTrainedModel):
     """The encoder alone: tokens to hidden states."""
 
     _tied_weights_keys = {"encoder.embed_tokens.weight": "shared.weight"}  # noqa: RUF012
-    _keys_to_ignore_on_load_unexpected = [r"^decoder\.", r"^lm_head\."]  # noqa: RUF012
+    # Those of a whole model, and of heads on the encoder.
+    _keys_to_ignore_on_load_unexpected = [  # noqa: RUF012
+        r"^decoder\.", r"^lm_head\.", r"^classifier\.", r"^qa_outputs\."
+    ]  # fmt: skip
 
     def __init__(self, config: FAT5Config) -> None:
         super().__init__(config)

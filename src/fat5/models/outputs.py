@@ -56,3 +56,20 @@ else:
         """Output of `FAT5ForConditionalGeneration`, with its cache."""
 
         past_key_values: EncoderDecoderCache | None = None
+
+
+@dataclass
+class FAT5EmbeddingOutput(ModelOutput):
+    """Output of `FAT5ForTextEmbedding`; fields that were not asked for are None.
+
+    Args:
+        embeddings: [B, d_model], of length 1.
+        last_hidden_state: The encoder's, [B, L, d_model] or packed [total, d_model].
+        hidden_states: The states before each block, and the last.
+        attentions: The attention weights of each layer.
+    """
+
+    embeddings: Tensor | None = None
+    last_hidden_state: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
