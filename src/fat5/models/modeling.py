@@ -307,7 +307,8 @@ class FAT5ForConditionalGeneration(FAT5PreTrainedModel, FAT5GenerationMixin):
     def _check_cache(self, cache: EncoderDecoderCache, *, packed: bool) -> EncoderDecoderCache:
         if packed:
             raise ValueError("got a cache with cu_seqlens; packed batches have no cache: pad the batch to generate")
-        if self.training and self.is_gradient_checkpointing and torch.is_grad_enabled():
+        recomputed = any(cast(FAT5Block, block).gradient_checkpointing for block in self.decoder.block)
+        if self.training and recomputed and torch.is_grad_enabled():
             raise ValueError(
                 "got a cache with gradient checkpointing, which computes layers a second time: pass use_cache=False"
             )
