@@ -135,6 +135,13 @@ class FAT5Config(PreTrainedConfig):
         """Make a configuration from settings; those of a T5, mT5 or UMT5 are converted."""
         return super().from_dict(settings_from_t5(config_dict), **kwargs)
 
+    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
+        """Return the configuration of one side; of the decoder, with its own number of layers, as caches read it."""
+        config = super().get_text_config(decoder=decoder, encoder=encoder)
+        if decoder and not encoder:
+            config.num_layers = self.num_decoder_layers
+        return config
+
     @property
     def activation(self) -> str:
         """Name of the feed-forward activation in `fat5.nn.feed_forward.ACTIVATIONS`."""

@@ -6,14 +6,17 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin
+from transformers import EncoderDecoderCache
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutput
 
+from fat5.models.cache import CACHE_NAME, TransformersCache, given_cache, mask_with_past, new_cache
 from fat5.models.configuration import FAT5Config
+from fat5.models.generation import FAT5GenerationMixin
 from fat5.models.loading import CheckpointLoading
 from fat5.models.outputs import FAT5Seq2SeqOutput
 from fat5.models.stack import FAT5Block, FAT5Stack, make_layout, token_shape
+from fat5.models.step_cache import StepCache
 from fat5.nn import AlibiSlopes, Attention, FeedForward, FireBias, RelativePositionBias, RMSNorm
 from fat5.nn.position import INITIAL_SCALE, slope_exponents
 from fat5.ops import CrossEntropyOutput, cross_entropy, linear_cross_entropy
@@ -147,7 +150,7 @@ class FAT5EncoderModel(FAT5PreTrainedModel):
         )
 
 
-class FAT5ForConditionalGeneration(FAT5PreTrainedModel, GenerationMixin):
+class FAT5ForConditionalGeneration(FAT5PreTrainedModel, FAT5GenerationMixin):
     """Encoder and decoder with a language modelling head."""
 
     _tied_weights_keys = {  # noqa: RUF012
@@ -195,6 +198,9 @@ class FAT5ForConditionalGeneration(FAT5PreTrainedModel, GenerationMixin):
         max_seqlen: int | None = None,
         decoder_cu_seqlens: Tensor | None = None,
         decoder_max_seqlen: int | None = None,
+        cache: EncoderDecoderCache | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
+        use_cache: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
         reduction: str = "mean",
         return_logits: bool | None = None,
@@ -211,7 +217,7 @@ class FAT5ForConditionalGeneration(FAT5PreTrainedModel, GenerationMixin):
             input_ids: Encoder tokens.
             attention_mask: Encoder mask [B, L], non-zero where real; padding on any side, or holes.
             decoder_input_ids: Decoder tokens; by default the labels shifted right.
-            decoder_attention_mask: Decoder mask.
+            decoder_attention_mask: Decoder mask; with a cache, over the tokens in it too.
             labels: Target tokens, shaped as the decoder's; -100 is ignored.
             inputs_embeds: Instead of input_ids.
             decoder_inputs_embeds: Instead of decoder_input_ids.
@@ -220,6 +226,9 @@ class FAT5ForConditionalGeneration(FAT5PreTrainedModel, GenerationMixin):
             max_seqlen: Longest encoder document, or an upper bound.
             decoder_cu_seqlens: Offsets of the packed decoder documents, the same documents in order.
             decoder_max_seqlen: Longest decoder document, or an upper bound.
+            cache: Keys and values of the tokens before decoder_input_ids, or empty; the call adds its own.
+            past_key_values: The same, under the name that it has until Transformers 5.17.
+            use_cache: Return a cache; by default only where one is given.
             num_items_in_batch: The loss is the sum over the labels divided by this, not their mean: for batches that
                 are accumulated.
             reduction: "mean", "sum" or "none" (a loss a token).
@@ -233,6 +242,11 @@ class FAT5ForConditionalGeneration(FAT5PreTrainedModel, GenerationMixin):
         """
         if (cu_seqlens is None) != (decoder_cu_seqlens is None):
             raise ValueError("got cu_seqlens for one side alone; packed batches need cu_seqlens and decoder_cu_seqlens")
+        cache = given_cache(cache, past_key_values)
+        if cache is not None or use_cache:
+            cache = self._check_cache(new_cache() if cache is None else cache, packed=cu_seqlens is not None)
+        if isinstance(cache, StepCache):
+            return cache.run(self, cast(Tensor, decoder_input_ids), output_hidden_states)
         source = token_shape(input_ids, inputs_embeds) if encoder_outputs is None else encoder_outputs[0].shape[:-1]
         encoder_layout = make_layout(source, attention_mask, cu_seqlens, max_seqlen)
         if encoder_outputs is None:
@@ -249,12 +263,18 @@ class FAT5ForConditionalGeneration(FAT5PreTrainedModel, GenerationMixin):
                 raise ValueError("expected one of decoder_input_ids, decoder_inputs_embeds and labels")
             decoder_input_ids = self.shift_right(labels, decoder_cu_seqlens)
         target = token_shape(decoder_input_ids, decoder_inputs_embeds)
+        past = None if cache is None else TransformersCache(cache)
+        if past is not None:
+            num_keys = past.num_keys(target[1])
+            decoder_attention_mask = mask_with_past(decoder_attention_mask, past.past, target[1], num_keys)
+            target = torch.Size((target[0], num_keys))
         decoder_outputs = self.decoder(
             input_ids=decoder_input_ids,
             inputs_embeds=decoder_inputs_embeds,
             layout=make_layout(target, decoder_attention_mask, decoder_cu_seqlens, decoder_max_seqlen),
             encoder_states=encoder_states,
             encoder_layout=encoder_layout,
+            cache=past,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
         )
@@ -265,8 +285,8 @@ class FAT5ForConditionalGeneration(FAT5PreTrainedModel, GenerationMixin):
             encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
             decoder_hidden_states=decoder_outputs.hidden_states,
         )
-        scale = self.config.d_model**-0.5 if self.config.scale_decoder_outputs else 1.0
-        hidden_states = hidden_states * scale if scale != 1.0 else hidden_states
+        setattr(output, CACHE_NAME, cache)
+        hidden_states = self.head_inputs(hidden_states)
         if labels is not None:
             if labels.shape != hidden_states.shape[:-1]:
                 raise ValueError(
@@ -295,6 +315,20 @@ class FAT5ForConditionalGeneration(FAT5PreTrainedModel, GenerationMixin):
         logits = self.lm_head(hidden_states)
         return cross_entropy(logits, labels.to(logits.device), **terms)
 
+    def head_inputs(self, hidden_states: Tensor) -> Tensor:
+        """Return the decoder's states as the LM head reads them: scaled where the configuration says so."""
+        return hidden_states * self.config.d_model**-0.5 if self.config.scale_decoder_outputs else hidden_states
+
+    def _check_cache(self, cache: EncoderDecoderCache, *, packed: bool) -> EncoderDecoderCache:
+        if packed:
+            raise ValueError("got a cache with cu_seqlens; packed batches have no cache: pad the batch to generate")
+        recomputed = any(cast(FAT5Block, block).gradient_checkpointing for block in self.decoder.block)
+        if self.training and recomputed and torch.is_grad_enabled():
+            raise ValueError(
+                "got a cache with gradient checkpointing, which computes layers a second time: pass use_cache=False"
+            )
+        return cache
+
     def shift_right(self, labels: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
         """Return the decoder's inputs for these labels: each document moved right behind the start token.
 
@@ -317,19 +351,3 @@ class FAT5ForConditionalGeneration(FAT5PreTrainedModel, GenerationMixin):
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Shift labels right, under the name that Transformers' collators look for."""
         return self.shift_right(labels)
-
-    def prepare_inputs_for_generation(
-        self,
-        input_ids: Tensor,
-        encoder_outputs: BaseModelOutput | None = None,
-        attention_mask: Tensor | None = None,
-        decoder_attention_mask: Tensor | None = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        """Return the inputs of one step of generation: the whole prefix, since this version has no cache."""
-        return {
-            "decoder_input_ids": input_ids,
-            "encoder_outputs": encoder_outputs,
-            "attention_mask": attention_mask,
-            "decoder_attention_mask": decoder_attention_mask,
-        }

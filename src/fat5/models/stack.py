@@ -9,18 +9,30 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 
+from fat5.models.cache import DecoderCache
 from fat5.models.configuration import FAT5Config
-from fat5.nn import Attention, FeedForward, RMSNorm, SequenceLayout
+from fat5.nn import Attention, FeedForward, KeyValues, RMSNorm, SequenceLayout
 from fat5.nn.position import StackPositions, locate
+from fat5.ops.norm import add_residual
 
 
 class _Sublayer(nn.Module):
-    """A residual sublayer: `x + dropout(f(norm(x)))`."""
+    """A residual sublayer: `x + dropout(f(norm(x)))`.
+
+    The addition at its end is left to the norm that comes next, which does both in one pass: a sublayer takes the
+    states and the update that the one before it made, and returns the sum of those and its own update.
+    """
 
     def __init__(self, config: FAT5Config) -> None:
         super().__init__()
         self.layer_norm = RMSNorm(config.d_model, eps=config.layer_norm_epsilon)
         self.dropout = nn.Dropout(config.dropout_rate)
+
+    def _add_and_normalise(self, hidden_states: Tensor, update: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the normalised sum, and the sum."""
+        if update is None:
+            return self.layer_norm(hidden_states), hidden_states
+        return self.layer_norm(update, hidden_states)
 
 
 class SelfAttentionLayer(_Sublayer):
@@ -40,11 +52,19 @@ class SelfAttentionLayer(_Sublayer):
         )
 
     def forward(
-        self, hidden_states: Tensor, layout: SequenceLayout, position_bias: Tensor | None, positions: StackPositions
-    ) -> Tensor:
-        """Return the states after this sublayer."""
-        attended = self.SelfAttention(self.layer_norm(hidden_states), layout, position_bias, positions)
-        return hidden_states + self.dropout(attended)
+        self,
+        hidden_states: Tensor,
+        update: Tensor | None,
+        layout: SequenceLayout,
+        position_bias: Tensor | None,
+        positions: StackPositions,
+        cache: KeyValues | None = None,
+        query_offset: int | Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the states before this sublayer, and its update."""
+        normed, hidden_states = self._add_and_normalise(hidden_states, update)
+        attended = self.SelfAttention(normed, layout, position_bias, positions, cache=cache, query_offset=query_offset)
+        return hidden_states, self.dropout(attended)
 
 
 class CrossAttentionLayer(_Sublayer):
@@ -61,13 +81,20 @@ class CrossAttentionLayer(_Sublayer):
         )
 
     def forward(
-        self, hidden_states: Tensor, layout: SequenceLayout, encoder_states: Tensor, encoder_layout: SequenceLayout
-    ) -> Tensor:
-        """Return the states after this sublayer."""
+        self,
+        hidden_states: Tensor,
+        update: Tensor | None,
+        layout: SequenceLayout,
+        encoder_states: Tensor,
+        encoder_layout: SequenceLayout,
+        cache: KeyValues | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the states before this sublayer, and its update."""
+        normed, hidden_states = self._add_and_normalise(hidden_states, update)
         attended = self.EncDecAttention(
-            self.layer_norm(hidden_states), layout, key_value_states=encoder_states, key_value_layout=encoder_layout
+            normed, layout, key_value_states=encoder_states, key_value_layout=encoder_layout, cache=cache
         )
-        return hidden_states + self.dropout(attended)
+        return hidden_states, self.dropout(attended)
 
 
 class FeedForwardLayer(_Sublayer):
@@ -83,16 +110,18 @@ class FeedForwardLayer(_Sublayer):
             dropout=config.dropout_rate,
         )
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """Return the states after this sublayer."""
-        return hidden_states + self.dropout(self.DenseReluDense(self.layer_norm(hidden_states)))
+    def forward(self, hidden_states: Tensor, update: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the states before this sublayer, and its update."""
+        normed, hidden_states = self._add_and_normalise(hidden_states, update)
+        return hidden_states, self.dropout(self.DenseReluDense(normed))
 
 
 class FAT5Block(GradientCheckpointingLayer):
     """One layer of a stack: self-attention, in a decoder cross-attention, feed-forward."""
 
-    def __init__(self, config: FAT5Config, *, is_decoder: bool, owns_bias: bool) -> None:
+    def __init__(self, config: FAT5Config, *, is_decoder: bool, owns_bias: bool, index: int) -> None:
         super().__init__()
+        self.index = index
         self.layer = nn.ModuleList([SelfAttentionLayer(config, causal=is_decoder, owns_bias=owns_bias)])
         if is_decoder:
             self.layer.append(CrossAttentionLayer(config))
@@ -101,13 +130,16 @@ class FAT5Block(GradientCheckpointingLayer):
     def forward(
         self,
         hidden_states: Tensor,
+        update: Tensor | None,
         position_bias: Tensor | None,
         encoder_states: Tensor | None,
         layout: SequenceLayout,
         positions: StackPositions,
         encoder_layout: SequenceLayout | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the new states and the stack's position bias: this block's own if it makes one, else the one it got.
+        cache: DecoderCache | None = None,
+        query_offset: int | Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the states, the update still to be added, and the position bias: this block's own, or what it got.
 
         The bias is made inside the block that owns its parameters, so that a wrapper that gathers parameters a block at
         a time finds them there.
@@ -116,10 +148,15 @@ class FAT5Block(GradientCheckpointingLayer):
             positions, layout, hidden_states.device
         )
         position_bias = own_bias if own_bias is not None else position_bias
-        hidden_states = self.layer[0](hidden_states, layout, position_bias, positions)
+        own_cache, cross_cache = (None, None) if cache is None else cache.layer(self.index)
+        hidden_states, update = self.layer[0](
+            hidden_states, update, layout, position_bias, positions, own_cache, query_offset
+        )
         if encoder_states is not None:
-            hidden_states = self.layer[1](hidden_states, layout, encoder_states, encoder_layout)
-        return self.layer[-1](hidden_states), position_bias
+            hidden_states, update = self.layer[1](
+                hidden_states, update, layout, encoder_states, encoder_layout, cross_cache
+            )
+        return *self.layer[-1](hidden_states, update), position_bias
 
 
 class FAT5Stack(nn.Module):
@@ -136,7 +173,7 @@ class FAT5Stack(nn.Module):
         self.head_dim = config.d_kv
         self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model)
         self.block = nn.ModuleList(
-            FAT5Block(config, is_decoder=is_decoder, owns_bias=i == 0 or config.relative_attention_per_layer)
+            FAT5Block(config, is_decoder=is_decoder, owns_bias=i == 0 or config.relative_attention_per_layer, index=i)
             for i in range(num_layers or 0)
         )
         self.final_layer_norm = RMSNorm(config.d_model, eps=config.layer_norm_epsilon)
@@ -152,6 +189,7 @@ class FAT5Stack(nn.Module):
         layout: SequenceLayout | None = None,
         encoder_states: Tensor | None = None,
         encoder_layout: SequenceLayout | None = None,
+        cache: DecoderCache | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool = True,
@@ -164,9 +202,10 @@ class FAT5Stack(nn.Module):
             inputs_embeds: Instead of input_ids: [B, L, d_model] or packed [total, d_model].
             cu_seqlens: Packed: int tensor [documents + 1].
             max_seqlen: Packed: longest document, or an upper bound.
-            layout: Instead of the mask or cu_seqlens, where the caller has it already.
+            layout: Instead of the mask or cu_seqlens, where the caller has it already; with a cache, its keys included.
             encoder_states: Decoder: the encoder's output, [B, Lk, d_model] or packed.
             encoder_layout: Decoder: its layout.
+            cache: Decoder: keys and values of the tokens before these.
             output_hidden_states: Return the states before each block, and the last; by default as the configuration.
             output_attentions: Not available: the weights never exist. Must be False or None.
             return_dict: False for a plain tuple.
@@ -182,22 +221,47 @@ class FAT5Stack(nn.Module):
             layout = make_layout(token_shape(input_ids, inputs_embeds), attention_mask, cu_seqlens, max_seqlen)
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         hidden_states = self.dropout(hidden_states)
+        past: int | Tensor = 0
+        num_keys: int | None = None
+        query_offset: int | Tensor | None = None
+        if cache is not None:
+            past, num_keys = cache.past, cache.num_keys(hidden_states.shape[1])
+            query_offset = past.expand(hidden_states.shape[0]).contiguous() if isinstance(past, Tensor) else past
         positions = locate(
-            self.position, layout, hidden_states, self.head_dim, causal=self.is_decoder, training=self.training
+            self.position,
+            layout,
+            hidden_states,
+            self.head_dim,
+            causal=self.is_decoder,
+            training=self.training,
+            past=past,
+            num_keys=num_keys,
         )
         position_bias: Tensor | None = None
+        update: Tensor | None = None
         seen: list[Tensor] = []
         for block in self.block:
-            seen.append(hidden_states)
-            hidden_states, position_bias = block(
+            # A checkpoint keeps what goes into a block: one tensor rather than two.
+            if update is not None and (output_hidden_states or (block.gradient_checkpointing and self.training)):
+                hidden_states, update = add_residual(update, hidden_states), None
+            if output_hidden_states:
+                seen.append(hidden_states)
+            hidden_states, update, position_bias = block(
                 hidden_states,
+                update,
                 position_bias,
                 encoder_states,
                 layout=layout,
                 positions=positions,
                 encoder_layout=encoder_layout,
+                cache=cache,
+                query_offset=query_offset,
             )
-        hidden_states = self.dropout(self.final_layer_norm(hidden_states))
+        if update is None:
+            hidden_states = self.final_layer_norm(hidden_states)
+        else:
+            hidden_states, _ = self.final_layer_norm(update, hidden_states)
+        hidden_states = self.dropout(hidden_states)
         all_states = (*seen, hidden_states) if output_hidden_states else None
         output = BaseModelOutput(last_hidden_state=hidden_states, hidden_states=all_states)
         return output if return_dict else output.to_tuple()

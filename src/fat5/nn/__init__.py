@@ -2,6 +2,7 @@
 
 from fat5.nn.attention import Attention
 from fat5.nn.feed_forward import FeedForward
+from fat5.nn.key_values import KeyValues
 from fat5.nn.layout import SequenceLayout
 from fat5.nn.norm import RMSNorm
 from fat5.nn.pooling import POOLINGS, pool
@@ -13,6 +14,7 @@ __all__ = [
     "Attention",
     "FeedForward",
     "FireBias",
+    "KeyValues",
     "PositionSettings",
     "RMSNorm",
     "RelativePositionBias",
