@@ -234,7 +234,7 @@ class FAT5ForConditionalGeneration(FAT5PreTrainedModel, FAT5GenerationMixin):
             reduction: "mean", "sum" or "none" (a loss a token).
             return_logits: By default only where there are no labels.
             output_hidden_states: Return the states of both stacks.
-            output_attentions: Not available: the weights never exist. Must be False or None.
+            output_attentions: Return the attention weights of both stacks, see `FAT5Stack.forward`.
             return_dict: False for a plain tuple.
 
         Returns:
@@ -284,6 +284,9 @@ class FAT5ForConditionalGeneration(FAT5PreTrainedModel, FAT5GenerationMixin):
             decoder_last_hidden_state=hidden_states,
             encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
             decoder_hidden_states=decoder_outputs.hidden_states,
+            encoder_attentions=getattr(encoder_outputs, "attentions", None),
+            decoder_attentions=decoder_outputs.attentions,
+            cross_attentions=decoder_outputs.cross_attentions,
         )
         setattr(output, CACHE_NAME, cache)
         hidden_states = self.head_inputs(hidden_states)
