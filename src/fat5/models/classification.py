@@ -93,21 +93,17 @@ class FAT5ForSequenceClassification(FAT5EncoderHead):
             raise ValueError(
                 f"got labels {list(labels.shape)} for {problem} of {rows} texts; expected {list(expected[-1])}"
             )
+        # Packed: whether each document has tokens. The batch has places for more.
+        used = None if layout.cu_seqlens is None else layout.cu_seqlens.diff() > 0
         if problem == "single_label_classification":
-            labels = labels.view(rows)
-            if layout.cu_seqlens is not None:
-                labels = torch.where(layout.cu_seqlens.diff() > 0, labels, IGNORE_INDEX)
+            labels = labels.view(rows) if used is None else torch.where(used, labels.view(rows), IGNORE_INDEX)
             return cross_entropy(logits, labels, ignore_index=IGNORE_INDEX).loss
         got, wanted = logits.float(), labels.float().view(rows, num_labels)
-        wanted = torch.nan_to_num(wanted) if layout.is_packed else wanted
-        if problem == "regression":
-            losses = F.mse_loss(got, wanted, reduction="none").mean(1)
-        else:
-            losses = F.binary_cross_entropy_with_logits(got, wanted, reduction="none").mean(1)
-        if layout.cu_seqlens is None:
-            return losses.mean()
-        real = layout.cu_seqlens.diff() > 0
-        return (losses * real).sum() / real.sum().clamp_min(1)
+        if used is not None:
+            wanted = torch.where(used[:, None], wanted, 0)
+        measure = F.mse_loss if problem == "regression" else F.binary_cross_entropy_with_logits
+        losses = measure(got, wanted, reduction="none").mean(1)
+        return losses.mean() if used is None else (losses * used).sum() / used.sum().clamp_min(1)
 
     def _problem_type(self, labels: Tensor) -> str:
         if self.config.problem_type is None:

@@ -77,7 +77,7 @@ def settings_to_t5(settings: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: settings[name] for name in (*_ARCHITECTURE, "decoder_start_token_id")}
     others = ("bos_token_id", "tokenizer_class", "task_specific_params", "dtype", "id2label", "label2id")
     kept |= {name: settings[name] for name in others if settings.get(name) is not None}
-    complete = CONFIG_MAPPING[family].from_dict(kept).to_dict()
+    complete = CONFIG_MAPPING[family].from_dict(kept).to_diff_dict()
     # What the files of v1.0 and v1.1 say where both flags agree. Where they don't, Transformers 5 reads the second.
     flags = {name: bool(settings[name]) for name in ("tie_word_embeddings", "scale_decoder_outputs")}
     return complete | flags

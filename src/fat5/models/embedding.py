@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -62,5 +63,4 @@ class FAT5ForTextEmbedding(FAT5EncoderHead):
             write_sentence_files(save_directory, self.config)
         if push_to_hub:
             # Saves again, to a folder of its own; what Transformers would send from here lacks these files.
-            repo_id = to_hub.pop("repo_id", os.path.basename(os.path.normpath(save_directory)))  # noqa: PTH119
-            self.push_to_hub(repo_id, **to_hub)
+            self.push_to_hub(to_hub.pop("repo_id", Path(save_directory).name), **to_hub)

@@ -28,7 +28,7 @@ _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _T5_CLASSES = ("ForConditionalGeneration", "EncoderModel", "ForTokenClassification")
 _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "spiece.model",
-    "chat_template.jinja", "generation_config.json",
+    "chat_template.jinja",
 )  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def export_checkpoint(source: str | os.PathLike[str], output: str | os.PathLike[
     with atomic_directory(output) as staging:
         for path in _weight_files(folder):
             shutil.copyfile(path, staging / path.name)
-        _copy_tokenizer(folder, staging)
+        _copy(folder, staging, *_TOKENIZER_FILES, "generation_config.json")
         (staging / "config.json").write_text(json.dumps(converted, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return loads_as
 
@@ -131,8 +131,8 @@ def _check_weights(folder: Path, loads_as: str, settings: dict[str, Any]) -> Non
         )
 
 
-def _copy_tokenizer(folder: Path, target: Path) -> None:
-    for name in _TOKENIZER_FILES:
+def _copy(folder: Path, target: Path, *names: str) -> None:
+    for name in names:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, target / name)
 
@@ -142,6 +142,5 @@ def _export_sentence(folder: Path, output: str | os.PathLike[str]) -> str:
     with atomic_directory(output) as staging:
         model.transformer.save_pretrained(staging)
         write_sentence_files(staging, model.config)
-        _copy_tokenizer(folder, staging)
-        (staging / "generation_config.json").unlink(missing_ok=True)
+        _copy(folder, staging, *_TOKENIZER_FILES)
     return "SentenceTransformer"

@@ -17,17 +17,15 @@ _MODULES = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Norm
 _POOLINGS = {"mean": "mean_tokens", "first": "cls_token", "eos": "lasttoken"}
 
 
-def write_sentence_files(
-    folder: str | os.PathLike[str], config: FAT5Config, *, max_seq_length: int | None = None
-) -> None:
+def write_sentence_files(folder: str | os.PathLike[str], config: FAT5Config) -> None:
     """Write `modules.json` and what it names: the encoder, the configuration's pooling, normalisation.
 
-    `import fat5` has to come before sentence-transformers loads the folder, so that Transformers knows the model.
+    `import fat5` has to come before sentence-transformers loads the folder, so that Transformers knows the model. Texts
+    are cut at the tokenizer's own limit, if it has one.
 
     Args:
         folder: Where weights, `config.json` and tokenizer are, or will be.
         config: The model's.
-        max_seq_length: Tokens after which texts are cut; None for the tokenizer's own limit.
     """
     root = Path(folder)
     modules = [
@@ -40,7 +38,7 @@ def write_sentence_files(
         "modules.json": modules,
         "1_Pooling/config.json": pooling,
         "2_Normalize/config.json": {},
-        "sentence_bert_config.json": {"max_seq_length": max_seq_length, "do_lower_case": False},
+        "sentence_bert_config.json": {"max_seq_length": None, "do_lower_case": False},
         "config_sentence_transformers.json": {"similarity_fn_name": "cosine"},
     }
     for name, content in files.items():

@@ -58,7 +58,7 @@ def _pool_padded(hidden_states: Tensor, layout: SequenceLayout, pooling: str, en
     real = real_tokens(layout, batch, length, hidden_states.device)
     count = real.sum(1, keepdim=True)
     if pooling == "mean":
-        total = (hidden_states * real[..., None]).sum(1, dtype=_wide(hidden_states))
+        total = torch.where(real[..., None], hidden_states, 0).sum(1, dtype=_wide(hidden_states))
         return (total / count.clamp_min(1)).to(hidden_states.dtype)
     slots = torch.arange(length, device=hidden_states.device)
     if pooling == "first":
