@@ -104,8 +104,10 @@ def test_steps_are_reused(steps, captures):
         inputs = {"input_ids": torch.randint(2, 97, (rows, length))}
         assert torch.equal(model.generate(**inputs, **options, cuda_graph=True), model.generate(**inputs, **options))
     assert len(captures) == 1
+    attention, feed_forward = model.decoder.block[1].layer[0].SelfAttention, model.decoder.block[1].layer[2]
     with torch.no_grad():
-        model.decoder.block[1].layer[2].DenseReluDense.wo.weight.mul_(-3)
+        for weight in (attention.v.weight, *(p for p in feed_forward.parameters() if p.ndim == 2)):
+            weight.mul_(-3)
     assert torch.equal(model.generate(**inputs, **options, cuda_graph=True), model.generate(**inputs, **options))
     assert len(captures) == 1, "a graph reads changed weights where they are"
     block = model.decoder.block[1].layer[2].DenseReluDense

@@ -25,8 +25,9 @@ from transformers.generation import (
 from transformers.utils import ModelOutput
 
 from fat5.models.cache import CACHE_NAME
+from fat5.models.cuda_graph import can_capture
 from fat5.models.greedy_steps import GreedySettings, GreedySteps, Steps
-from fat5.models.step_cache import StepCache, StepShape, can_capture
+from fat5.models.step_cache import StepCache, StepShape
 from fat5.nn import SequenceLayout
 
 if TYPE_CHECKING:

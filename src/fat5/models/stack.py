@@ -110,10 +110,12 @@ class FeedForwardLayer(_Sublayer):
             dropout=config.dropout_rate,
         )
 
-    def forward(self, hidden_states: Tensor, update: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, hidden_states: Tensor, update: Tensor | None, joined: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return the states before this sublayer, and its update."""
         normed, hidden_states = self._add_and_normalise(hidden_states, update)
-        return hidden_states, self.dropout(self.DenseReluDense(normed))
+        return hidden_states, self.dropout(self.DenseReluDense(normed, joined))
 
 
 class FAT5Block(GradientCheckpointingLayer):
@@ -156,7 +158,8 @@ class FAT5Block(GradientCheckpointingLayer):
             hidden_states, update = self.layer[1](
                 hidden_states, update, layout, encoder_states, encoder_layout, cross_cache
             )
-        return *self.layer[-1](hidden_states, update), position_bias
+        joined = None if cache is None else cache.joined_feed_forward(self.index)
+        return *self.layer[-1](hidden_states, update, joined), position_bias
 
 
 class FAT5Stack(nn.Module):
