@@ -138,7 +138,7 @@ class FAT5Config(PreTrainedConfig):
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
         """Return the configuration of one side; of the decoder, with its own number of layers, as caches read it."""
         config = super().get_text_config(decoder=decoder, encoder=encoder)
-        if decoder and not encoder:
+        if decoder and not encoder and config is not self:
             config.num_layers = self.num_decoder_layers
         return config
 

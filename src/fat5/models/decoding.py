@@ -82,6 +82,12 @@ def decode(
             f"got {what} with cuda_graph=True; expected greedy search, sampling or beams with a cache: leave out "
             "cuda_graph"
         )
+    places = set(getattr(model, "hf_device_map", {}).values())
+    if len(places) > 1:
+        raise ValueError(
+            f"got cuda_graph=True with a model spread over {sorted(map(str, places))}; expected one device: load it "
+            "without a device_map, or leave out cuda_graph"
+        )
     if streamer is not None and generation_config.num_beams > 1:
         raise ValueError("got a streamer with beams; tokens of a beam are known at the end alone")
     beams = max(generation_config.num_beams, generation_config.num_return_sequences)

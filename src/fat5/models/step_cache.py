@@ -162,7 +162,7 @@ class StepCache(EncoderDecoderCache):
             finally:
                 self._in_graph = False
 
-        self._replay = record_graph(on_device)
+        self._replay = record_graph(on_device, self.tokens.device)
 
     @property
     def is_captured(self) -> bool:
