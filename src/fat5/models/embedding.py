@@ -58,7 +58,8 @@ class FAT5ForTextEmbedding(FAT5EncoderHead):
         push_to_hub = kwargs.pop("push_to_hub", False)
         to_hub = {name: kwargs.pop(name) for name in _OF_THE_HUB if name in kwargs} if push_to_hub else {}
         super().save_pretrained(save_directory, *args, **kwargs)
-        write_sentence_files(save_directory, self.config)
+        if kwargs.get("is_main_process", True):
+            write_sentence_files(save_directory, self.config)
         if push_to_hub:
             # Saves again, to a folder of its own; what Transformers would send from here lacks these files.
             repo_id = to_hub.pop("repo_id", os.path.basename(os.path.normpath(save_directory)))  # noqa: PTH119

@@ -19,7 +19,8 @@ from fat5.models.stack import FAT5Block, FAT5Stack, make_layout, token_shape
 from fat5.models.step_cache import StepCache
 from fat5.nn import AlibiSlopes, Attention, FeedForward, FireBias, RelativePositionBias, RMSNorm
 from fat5.nn.position import INITIAL_SCALE, slope_exponents
-from fat5.ops import linear_cross_entropy
+from fat5.ops import CrossEntropyOutput, cross_entropy, linear_cross_entropy
+from fat5.ops.attention.backends import BACKENDS
 
 IGNORE_INDEX = -100
 
@@ -75,6 +76,15 @@ class FAT5PreTrainedModel(CheckpointLoading):
             if hasattr(module, "lm_head") and not config.tie_word_embeddings:
                 scale = 1.0 if config.scale_decoder_outputs else config.d_model**-0.5
                 init.normal_(module.lm_head.weight, mean=0.0, std=factor * scale)
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """Refuse Transformers' choices of attention, which would do nothing here; it calls its default "eager"."""
+        if requested_attention not in (None, "eager"):
+            raise ValueError(
+                f"got attn_implementation={requested_attention!r}; FAT5's models have their own attention: leave "
+                f"it out, or set attention_backend to 'auto' or one of {sorted(BACKENDS)}"
+            )
+        return "eager"
 
     shared: nn.Embedding
 
@@ -224,7 +234,7 @@ class FAT5ForConditionalGeneration(FAT5PreTrainedModel, FAT5GenerationMixin):
             reduction: "mean", "sum" or "none" (a loss a token).
             return_logits: By default only where there are no labels.
             output_hidden_states: Return the states of both stacks.
-            output_attentions: Not available: the weights never exist. Must be False or None.
+            output_attentions: Return the attention weights of both stacks, see `FAT5Stack.forward`.
             return_dict: False for a plain tuple.
 
         Returns:
@@ -274,6 +284,9 @@ class FAT5ForConditionalGeneration(FAT5PreTrainedModel, FAT5GenerationMixin):
             decoder_last_hidden_state=hidden_states,
             encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
             decoder_hidden_states=decoder_outputs.hidden_states,
+            encoder_attentions=getattr(encoder_outputs, "attentions", None),
+            decoder_attentions=decoder_outputs.attentions,
+            cross_attentions=decoder_outputs.cross_attentions,
         )
         setattr(output, CACHE_NAME, cache)
         hidden_states = self.head_inputs(hidden_states)
@@ -283,15 +296,7 @@ class FAT5ForConditionalGeneration(FAT5PreTrainedModel, FAT5GenerationMixin):
                     f"got labels {list(labels.shape)} for decoder inputs {list(hidden_states.shape[:-1])}; "
                     "expected one label a token"
                 )
-            scores = linear_cross_entropy(
-                hidden_states,
-                self.lm_head.weight,
-                labels,
-                ignore_index=IGNORE_INDEX,
-                label_smoothing=float(self.config.label_smoothing),
-                z_loss=float(self.config.z_loss),
-                reduction=reduction if num_items_in_batch is None else "sum",
-            )
+            scores = self._score(hidden_states, labels, reduction if num_items_in_batch is None else "sum")
             output.loss, output.z_loss = scores.loss, scores.z_loss
             if num_items_in_batch is not None:
                 output.loss, output.z_loss = scores.loss / num_items_in_batch, scores.z_loss / num_items_in_batch
@@ -299,6 +304,19 @@ class FAT5ForConditionalGeneration(FAT5PreTrainedModel, FAT5GenerationMixin):
         if return_logits or (return_logits is None and labels is None):
             output.logits = self.lm_head(hidden_states)
         return output if return_dict is not False else output.to_tuple()
+
+    def _score(self, hidden_states: Tensor, labels: Tensor, reduction: str) -> CrossEntropyOutput:
+        terms: dict[str, Any] = {
+            "ignore_index": IGNORE_INDEX,
+            "label_smoothing": float(self.config.label_smoothing),
+            "z_loss": float(self.config.z_loss),
+            "reduction": reduction,
+        }
+        if type(self.lm_head) is nn.Linear and not hasattr(self.lm_head, "_hf_hook"):
+            return linear_cross_entropy(hidden_states, self.lm_head.weight, labels, **terms)
+        # An adapter on the head, or accelerate's move of it to where it computes, acts when the module is called.
+        logits = self.lm_head(hidden_states)
+        return cross_entropy(logits, labels.to(logits.device), **terms)
 
     def head_inputs(self, hidden_states: Tensor) -> Tensor:
         """Return the decoder's states as the LM head reads them: scaled where the configuration says so."""

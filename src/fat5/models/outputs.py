@@ -26,6 +26,9 @@ class _Seq2SeqOutput(ModelOutput):
         decoder_last_hidden_state: [B, L, d_model] or packed.
         encoder_hidden_states: The encoder's states before each block, and its last.
         decoder_hidden_states: The decoder's.
+        encoder_attentions: The attention weights of the encoder's layers, see `FAT5Stack.forward`.
+        decoder_attentions: Those of the decoder's self-attention.
+        cross_attentions: Those of its attention to the encoder's output.
         cache: Keys and values for the next call, where a cache was given or asked for; `past_key_values` in releases of
             Transformers that call it so.
     """
@@ -39,6 +42,9 @@ class _Seq2SeqOutput(ModelOutput):
     decoder_last_hidden_state: Tensor | None = None
     encoder_hidden_states: tuple[Tensor, ...] | None = None
     decoder_hidden_states: tuple[Tensor, ...] | None = None
+    encoder_attentions: tuple[Tensor, ...] | None = None
+    decoder_attentions: tuple[Tensor, ...] | None = None
+    cross_attentions: tuple[Tensor, ...] | None = None
 
 
 if CACHE_NAME == "cache":

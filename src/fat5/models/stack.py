@@ -7,11 +7,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import BaseModelOutputWithCrossAttentions
 
 from fat5.models.cache import DecoderCache
 from fat5.models.configuration import FAT5Config
 from fat5.nn import Attention, FeedForward, KeyValues, RMSNorm, SequenceLayout
+from fat5.nn.attention_weights import recorded_weights
 from fat5.nn.position import StackPositions, locate
 from fat5.ops.norm import add_residual
 
@@ -196,7 +197,7 @@ class FAT5Stack(nn.Module):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool = True,
-    ) -> BaseModelOutput | tuple[Any, ...]:
+    ) -> BaseModelOutputWithCrossAttentions | tuple[Any, ...]:
         """Run the stack.
 
         Args:
@@ -210,14 +211,31 @@ class FAT5Stack(nn.Module):
             encoder_layout: Decoder: its layout.
             cache: Decoder: keys and values of the tokens before these.
             output_hidden_states: Return the states before each block, and the last; by default as the configuration.
-            output_attentions: Not available: the weights never exist. Must be False or None.
+            output_attentions: Return the attention weights of each layer, before dropout, [B, heads, Lq, Lk] or packed
+                [heads, total_q, total_k]; by default as the configuration. They are made for this alone, at many times
+                the cost of attention, and carry no gradients.
             return_dict: False for a plain tuple.
 
         Returns:
-            `last_hidden_state`, [B, L, d_model] or packed [total, d_model].
+            `last_hidden_state`, [B, L, d_model] or packed [total, d_model]; where asked for `hidden_states`,
+            `attentions` and in a decoder `cross_attentions`.
         """
+        if output_attentions is None:
+            output_attentions = self.config.output_attentions
         if output_attentions:
-            raise ValueError("got output_attentions=True; the attention weights never exist and cannot be returned")
+            return self._with_attentions(
+                return_dict,
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                inputs_embeds=inputs_embeds,
+                cu_seqlens=cu_seqlens,
+                max_seqlen=max_seqlen,
+                layout=layout,
+                encoder_states=encoder_states,
+                encoder_layout=encoder_layout,
+                cache=cache,
+                output_hidden_states=output_hidden_states,
+            )
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         if layout is None:
@@ -266,7 +284,20 @@ class FAT5Stack(nn.Module):
             hidden_states, _ = self.final_layer_norm(update, hidden_states)
         hidden_states = self.dropout(hidden_states)
         all_states = (*seen, hidden_states) if output_hidden_states else None
-        output = BaseModelOutput(last_hidden_state=hidden_states, hidden_states=all_states)
+        output = BaseModelOutputWithCrossAttentions(last_hidden_state=hidden_states, hidden_states=all_states)
+        return output if return_dict else output.to_tuple()
+
+    def _with_attentions(
+        self, return_dict: bool, **inputs: Any
+    ) -> BaseModelOutputWithCrossAttentions | tuple[Any, ...]:
+        layers = [cast(FAT5Block, block).layer for block in self.block]
+        own = [cast(SelfAttentionLayer, layer[0]).SelfAttention for layer in layers]
+        cross = [cast(CrossAttentionLayer, layer[1]).EncDecAttention for layer in layers] if self.is_decoder else []
+        with recorded_weights(own) as own_weights, recorded_weights(cross) as cross_weights:
+            output = cast(BaseModelOutputWithCrossAttentions, self.forward(**inputs, output_attentions=False))
+        output.attentions = tuple(own_weights)
+        if self.is_decoder and inputs["encoder_states"] is not None:
+            output.cross_attentions = tuple(cross_weights)
         return output if return_dict else output.to_tuple()
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fat5.nn.attention_weights import attention_weights
 from fat5.nn.key_values import KeyValues
 from fat5.nn.layout import SequenceLayout
 from fat5.nn.position import (
@@ -61,6 +65,8 @@ class Attention(nn.Module):
         self.k = nn.Linear(d_model, inner, bias=False)
         self.v = nn.Linear(d_model, inner, bias=False)
         self.o = nn.Linear(inner, d_model, bias=False)
+        self.keeps_weights = False  # set by `recorded_weights`
+        self.weights: Tensor | None = None
         self.bias_name: str | None = None
         module = bias_module(position, num_heads, causal=causal) if position is not None and owns_bias else None
         if position is not None and module is not None:
@@ -128,25 +134,27 @@ class Attention(nn.Module):
             if cache is not None:
                 k, v = cache.append(k, v)
             bias = attention_bias(self.position, position_bias, layout)
-            if self.position.is_one_sided(causal=self.causal) and isinstance(bias, AlibiBias):
-                out = one_sided_attention(q, k, v, bias.slopes, layout, dropout_p=dropout_p, backend=self.backend)
-                return self.o(out.flatten(-2))
-        out = flash_attention(
-            q,
-            k,
-            v,
-            bias=bias,
-            causal=self.causal,
-            query_offset=query_offset,
-            key_starts=key_layout.starts,
-            key_lengths=key_layout.lengths,
-            cu_seqlens_q=layout.cu_seqlens,
-            cu_seqlens_k=key_layout.cu_seqlens,
-            max_seqlen_q=layout.max_seqlen,
-            max_seqlen_k=key_layout.max_seqlen,
-            dropout_p=dropout_p,
-            backend=self.backend,
-        )
+        attend: Callable[..., Tensor]
+        if self.position is not None and self.position.is_one_sided(causal=self.causal) and isinstance(bias, AlibiBias):
+            attend = partial(one_sided_attention, slopes=bias.slopes, layout=layout, backend=self.backend)
+        else:
+            attend = partial(
+                flash_attention,
+                bias=bias,
+                causal=self.causal,
+                query_offset=query_offset,
+                key_starts=key_layout.starts,
+                key_lengths=key_layout.lengths,
+                cu_seqlens_q=layout.cu_seqlens,
+                cu_seqlens_k=key_layout.cu_seqlens,
+                max_seqlen_q=layout.max_seqlen,
+                max_seqlen_k=key_layout.max_seqlen,
+                backend=self.backend,
+            )
+        if self.keeps_weights:
+            weights = attention_weights(attend, q, k)  # [..., Lq, H, Lk]
+            self.weights = weights.reshape(*hidden_states.shape[:-1], *weights.shape[-2:]).transpose(-3, -2)
+        out = attend(q, k, v, dropout_p=dropout_p)
         return self.o(out.reshape(*hidden_states.shape[:-1], -1))
 
     def keys_and_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
