@@ -144,6 +144,7 @@ def test_what_a_graph_does_not_do_is_refused():
         ({"use_cache": False}, "got use_cache=False with cuda_graph=True"),
         ({"assistant_model": model}, "got assistant_model with cuda_graph=True"),
         ({"prompt_lookup_num_tokens": 3}, "got assisted generation with cuda_graph=True"),
+        ({"output_attentions": True, "return_dict_in_generate": True}, "whose steps make no weights"),
         ({"streamer": Streamer(), "num_beams": 2}, "got a streamer with beams"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -82,6 +82,8 @@ def decode(
             f"got {what} with cuda_graph=True; expected greedy search, sampling or beams with a cache: leave out "
             "cuda_graph"
         )
+    if generation_config.output_attentions or model_kwargs.get("output_attentions") or model.config.output_attentions:
+        raise ValueError("got output_attentions=True with cuda_graph=True, whose steps make no weights: leave one out")
     places = set(getattr(model, "hf_device_map", {}).values())
     if len(places) > 1:
         raise ValueError(
