@@ -120,6 +120,27 @@ def test_steps_are_reused(steps, captures):
     assert len(captures) == 3
 
 
+class Adapter(torch.nn.Linear):
+    """A layer whose weight says less than its forward does, as an adapter's."""
+
+    def forward(self, x):
+        return super().forward(x) * 1.5 + 0.1
+
+
+def test_layers_that_are_no_plain_weights_are_called(steps):
+    model, inputs = make_model("relative"), batch()
+    plain = model.generate(**inputs, max_new_tokens=20, do_sample=False)
+    block = model.decoder.block[1]
+    for owner, name in ((block.layer[0].SelfAttention, "v"), (block.layer[2].DenseReluDense, "wi_0")):
+        layer = getattr(owner, name)
+        adapter = Adapter(layer.in_features, layer.out_features, bias=False)
+        adapter.weight = layer.weight
+        setattr(owner, name, adapter)
+    want = model.generate(**inputs, max_new_tokens=20, do_sample=False)
+    assert not torch.equal(want, plain)
+    assert torch.equal(model.generate(**inputs, max_new_tokens=20, do_sample=False, cuda_graph=True), want)
+
+
 @pytest.mark.parametrize("steps", ["device"], indirect=True)
 def test_the_decode_kernel_in_a_step(steps):
     """Through Triton's interpreter: the kernel that a GPU runs, with its bounds on the device."""
