@@ -6,6 +6,7 @@ device and buffers seen whole. GPU tests capture.
 
 import pytest
 import torch
+from transformers import MaxLengthCriteria, StoppingCriteriaList
 
 from fat5.models import decoding, step_cache
 from tests.models.position_variants import ENCODINGS, make
@@ -93,6 +94,8 @@ def test_rows_end_where_they_end_in_generate(steps):
         assert torch.equal(got, want)
         lengths.add(want.shape[1])
     assert min(lengths) < 61
+    stop = StoppingCriteriaList([MaxLengthCriteria(9)])
+    assert model.generate(**inputs, max_new_tokens=60, stopping_criteria=stop, cuda_graph=True).shape[1] <= 9
     assert model.generate(**inputs, max_new_tokens=1, cuda_graph=True).shape == (4, 2)
 
 

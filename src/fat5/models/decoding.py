@@ -120,7 +120,8 @@ def decode(
     with _borrowed_steps(model, shape, greedy) as steps:
         steps.cache.begin(model, encoder_states, source, target)
         if isinstance(steps, GreedySteps):
-            return steps.run(model, input_ids, generation_config.max_length)
+            longest = [c.max_length for c in stopping_criteria if isinstance(c, MaxLengthCriteria)]
+            return steps.run(model, input_ids, min([generation_config.max_length, *longest]))
         loop = getattr(type(model), _MODES[mode])
         options = {"streamer": streamer} if _MODES[mode] == "_sample" else {}
         result = loop(
