@@ -21,12 +21,12 @@ class _Sublayer(nn.Module):
     """A residual sublayer: `x + dropout(f(norm(x)))`.
 
     The addition at its end is left to the norm that comes next, which does both in one pass: a sublayer takes the
-    states and the update that the one before it made, and returns the sum of those and its own update.
+    states and the update of the sublayer before, and returns their sum and its own update.
     """
 
     def __init__(self, config: FAT5Config) -> None:
         super().__init__()
-        self.layer_norm = RMSNorm(config.d_model, eps=config.layer_norm_epsilon)
+        self.layer_norm = RMSNorm(config.d_model, eps=config.layer_norm_epsilon, backend=config.kernel_backend)
         self.dropout = nn.Dropout(config.dropout_rate)
 
     def _add_and_normalise(self, hidden_states: Tensor, update: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -109,6 +109,7 @@ class FeedForwardLayer(_Sublayer):
             activation=config.activation,
             gated=config.is_gated,
             dropout=config.dropout_rate,
+            backend=config.kernel_backend,
         )
 
     def forward(
@@ -180,7 +181,8 @@ class FAT5Stack(nn.Module):
             FAT5Block(config, is_decoder=is_decoder, owns_bias=i == 0 or config.relative_attention_per_layer, index=i)
             for i in range(num_layers or 0)
         )
-        self.final_layer_norm = RMSNorm(config.d_model, eps=config.layer_norm_epsilon)
+        self.kernel_backend = config.kernel_backend
+        self.final_layer_norm = RMSNorm(config.d_model, eps=config.layer_norm_epsilon, backend=config.kernel_backend)
         self.dropout = nn.Dropout(config.dropout_rate)
 
     def forward(
@@ -258,6 +260,7 @@ class FAT5Stack(nn.Module):
             past=past,
             num_keys=num_keys,
         )
+        positions = positions.on_backend(self.kernel_backend)
         position_bias: Tensor | None = None
         update: Tensor | None = None
         seen: list[Tensor] = []
