@@ -13,6 +13,7 @@ from benchmarks.heads.stage import Stage
 from benchmarks.heads.workload import EOS, Texts, Workload
 from benchmarks.results import read_rows
 from benchmarks.subject import GateError
+from benchmarks.timing import QUICK
 
 CPU = torch.device("cpu")
 WORKLOAD = Workload("tiny", "fp32", 4, 24, padded=True)
@@ -81,7 +82,8 @@ def test_gate_wants_every_gradient():
         gate.check(some, truth, None)
 
 
-def test_run_of_the_whole_case(tmp_path, capsys):
+def test_run_of_the_whole_case(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("benchmarks.session.Budget", lambda: QUICK)
     options = ["--size", "tiny", "--batch", "4", "--length", "24", "--dtype", "fp32", "--implementations", *UNCOMPILED]
     assert main(["heads", *options, "--results", str(tmp_path)]) == 0
     rows = read_rows(tmp_path / "heads.csv")

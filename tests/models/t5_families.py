@@ -48,28 +48,33 @@ UMT5_ALWAYS_SCALES = transformers.__version__.startswith("5.17.")
 """That release of Transformers scales UMT5's decoder output whatever the file says; later ones don't."""
 
 
-def t5_model(name: str) -> PreTrainedModel:
-    """Return a small random model of the family; its biases and its head have values that matter."""
+def t5_model(name: str, **sizes: int) -> PreTrainedModel:
+    """Return a small random model of the family; its biases and its head have values that matter.
+
+    Args:
+        name: A name in FAMILIES.
+        **sizes: Instead of SIZES.
+    """
     family, tied, separate_head, settings = FAMILIES[name]
     config_class, model_class = CLASSES[family]
     flag = {} if tied is None else {"tie_word_embeddings": tied}
     torch.manual_seed(0)
     # The eager code, since with sdpa 5.17's UMT5 decoder sees later tokens.
-    model = model_class(config_class(**SIZES | settings, **flag, attn_implementation="eager")).eval()
+    model = model_class(config_class(**SIZES | settings | sizes, **flag, attn_implementation="eager")).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if "relative_attention_bias" in parameter_name:
                 parameter.normal_()
         model.shared.weight.normal_(std=0.3)
     if separate_head:
-        model.lm_head.weight = nn.Parameter(0.3 * torch.randn(SIZES["vocab_size"], SIZES["d_model"]))
+        model.lm_head.weight = nn.Parameter(0.3 * torch.randn(model.lm_head.weight.shape))
     return model
 
 
-def save_t5(name: str, folder: Path, **options: Any) -> PreTrainedModel:
+def save_t5(name: str, folder: Path, max_shard_size: str = "5GB", **sizes: int) -> PreTrainedModel:
     """Write a checkpoint whose `config.json` has the flag of the family's official files, and return the model."""
-    model = t5_model(name)
-    model.save_pretrained(folder, **options)
+    model = t5_model(name, **sizes)
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
     path, tied = folder / "config.json", FAMILIES[name][1]
     settings = json.loads(path.read_text())
     settings.pop("tie_word_embeddings")

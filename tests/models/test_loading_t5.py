@@ -63,6 +63,16 @@ def test_greedy_output_is_that_of_transformers(name, tmp_path, inputs):
     assert torch.equal(load(tmp_path).generate(**inputs, **options), want)
 
 
+def test_a_name_of_the_hub(tmp_path, inputs):
+    """Found in the cache of the hub, where a download would have put it."""
+    cached = tmp_path / "models--somebody--t5"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("0" * 40)
+    theirs = save_t5("t5 v1.1", cached / "snapshots" / ("0" * 40))
+    ours = load("somebody/t5", cache_dir=tmp_path, local_files_only=True)
+    torch.testing.assert_close(ours(**inputs).logits, theirs(**inputs).logits, **EXACT)
+
+
 @pytest.mark.parametrize("name", ["t5 v1.0", "t5 v1.1", "umt5"])
 @pytest.mark.parametrize("form", ["sharded", "bin"])
 def test_every_form_of_the_weights(name, form, tmp_path, inputs):

@@ -45,6 +45,7 @@ class CheckpointLoading(PreTrainedModel):
         super().tie_weights(missing_keys=missing_keys, recompute_mapping=recompute_mapping)
 
     def _adjust_missing_and_unexpected_keys(self, loading_info: Any) -> None:
+        # Transformers' own step between loading and its report: the one place that sees what it is about to leave out.
         skipped = set(loading_info.unexpected_keys)
         super()._adjust_missing_and_unexpected_keys(loading_info)
         missing, unexpected = set(loading_info.missing_keys), set(loading_info.unexpected_keys)
