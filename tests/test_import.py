@@ -26,10 +26,14 @@ def test_import_and_attention_without_triton_and_without_a_gpu():
     done = run(
         "import sys; sys.modules['triton'] = None\n"
         "import torch, fat5\n"
-        "from fat5.ops import flash_attention\n"
+        "from fat5.ops import add_rms_norm, apply_rotary_qk, flash_attention, gated_gelu, rms_norm, rotary_phases\n"
         "from fat5.ops.attention.backends import BACKENDS\n"
         "q = torch.randn(1, 5, 2, 16)\n"
         "assert flash_attention(q, q, q).any()\n"
+        "assert all(x.any() for x in (rms_norm(q, q[0, 0, 0]), gated_gelu(q, q), *add_rms_norm(q, q, q[0, 0, 0])))\n"
+        "assert apply_rotary_qk(q, q, *rotary_phases(torch.arange(5), 16))[0].any()\n"
+        "try: rms_norm(q, q[0, 0, 0], backend='triton')\n"
+        "except ValueError as error: assert 'not installed' in str(error)\n"
         "assert 'not installed' in BACKENDS['triton']()\n"
         "try: flash_attention(q, q, q, backend='triton')\n"
         "except ValueError as error: print(error)\n",

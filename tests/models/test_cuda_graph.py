@@ -6,6 +6,7 @@ device and buffers seen whole. GPU tests capture.
 
 import pytest
 import torch
+from transformers import MaxLengthCriteria, StoppingCriteriaList
 
 from fat5.models import decoding, step_cache
 from tests.models.position_variants import ENCODINGS, make
@@ -18,7 +19,7 @@ def captures(monkeypatch):
     """The steps that were captured, one an entry."""
     captured = []
 
-    def record(function):
+    def record(function, device):
         captured.append(function)
         for _ in range(2):  # what buffers hold after a capture has no meaning
             function()
@@ -93,6 +94,8 @@ def test_rows_end_where_they_end_in_generate(steps):
         assert torch.equal(got, want)
         lengths.add(want.shape[1])
     assert min(lengths) < 61
+    stop = StoppingCriteriaList([MaxLengthCriteria(9)])
+    assert model.generate(**inputs, max_new_tokens=60, stopping_criteria=stop, cuda_graph=True).shape[1] <= 9
     assert model.generate(**inputs, max_new_tokens=1, cuda_graph=True).shape == (4, 2)
 
 
@@ -104,8 +107,10 @@ def test_steps_are_reused(steps, captures):
         inputs = {"input_ids": torch.randint(2, 97, (rows, length))}
         assert torch.equal(model.generate(**inputs, **options, cuda_graph=True), model.generate(**inputs, **options))
     assert len(captures) == 1
+    attention, feed_forward = model.decoder.block[1].layer[0].SelfAttention, model.decoder.block[1].layer[2]
     with torch.no_grad():
-        model.decoder.block[1].layer[2].DenseReluDense.wo.weight.mul_(-3)
+        for weight in (attention.v.weight, *(p for p in feed_forward.parameters() if p.ndim == 2)):
+            weight.mul_(-3)
     assert torch.equal(model.generate(**inputs, **options, cuda_graph=True), model.generate(**inputs, **options))
     assert len(captures) == 1, "a graph reads changed weights where they are"
     block = model.decoder.block[1].layer[2].DenseReluDense
@@ -116,6 +121,27 @@ def test_steps_are_reused(steps, captures):
         model.generate(input_ids=torch.randint(2, 97, (2, 5)), **options, cuda_graph=True)
     model.generate(input_ids=torch.randint(2, 97, (2, 5)), **options, cuda_graph=True)
     assert len(captures) == 3
+
+
+class Adapter(torch.nn.Linear):
+    """A layer whose weight says less than its forward does, as an adapter's."""
+
+    def forward(self, x):
+        return super().forward(x) * 1.5 + 0.1
+
+
+def test_layers_that_are_no_plain_weights_are_called(steps):
+    model, inputs = make_model("relative"), batch()
+    plain = model.generate(**inputs, max_new_tokens=20, do_sample=False)
+    block = model.decoder.block[1]
+    for owner, name in ((block.layer[0].SelfAttention, "v"), (block.layer[2].DenseReluDense, "wi_0")):
+        layer = getattr(owner, name)
+        adapter = Adapter(layer.in_features, layer.out_features, bias=False)
+        adapter.weight = layer.weight
+        setattr(owner, name, adapter)
+    want = model.generate(**inputs, max_new_tokens=20, do_sample=False)
+    assert not torch.equal(want, plain)
+    assert torch.equal(model.generate(**inputs, max_new_tokens=20, do_sample=False, cuda_graph=True), want)
 
 
 @pytest.mark.parametrize("steps", ["device"], indirect=True)
@@ -142,10 +168,14 @@ def test_what_a_graph_does_not_do_is_refused():
         ({"use_cache": False}, "got use_cache=False with cuda_graph=True"),
         ({"assistant_model": model}, "got assistant_model with cuda_graph=True"),
         ({"prompt_lookup_num_tokens": 3}, "got assisted generation with cuda_graph=True"),
+        ({"output_attentions": True, "return_dict_in_generate": True}, "whose steps make no weights"),
         ({"streamer": Streamer(), "num_beams": 2}, "got a streamer with beams"),
     ):
         with pytest.raises(ValueError, match=message):
             model.generate(**inputs, max_new_tokens=4, cuda_graph=True, **wish)
+    model.hf_device_map = {"encoder": 0, "decoder": "cpu"}
+    with pytest.raises(ValueError, match="spread over"):
+        model.generate(**inputs, max_new_tokens=4, cuda_graph=True)
 
 
 @pytest.mark.gpu
@@ -165,6 +195,8 @@ def test_captured_steps_equal_generate(encoding, dtype):
             assert torch.equal(got, again), wish
         if dtype == torch.float32 and not options["do_sample"]:
             assert torch.equal(got, model.generate(**options)), wish
+            if wish == "greedy" and encoding == "relative":  # compiled by Transformers
+                assert torch.equal(got, model.generate(**options, cache_implementation="static"))
         elif wish == "greedy":
             with torch.no_grad():
                 logits = model(**inputs, decoder_input_ids=got[:, :-1]).logits.float()

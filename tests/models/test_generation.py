@@ -9,7 +9,8 @@ from fat5 import FAT5ForConditionalGeneration
 from fat5.models.cache import CACHE_NAME, new_cache
 from tests.models.t5_families import FAMILIES, UMT5_ALWAYS_SCALES, save_t5
 
-FEW = ["t5 v1.0", "t5 v1.1", "mt5", "umt5 tied"]
+FAST = ["t5 v1.1", "umt5 tied"]
+slow = pytest.mark.slow
 WAYS = {
     "no cache": {"use_cache": False},
     "dynamic": {},
@@ -54,9 +55,7 @@ def comparable(name):
     return not (UMT5_ALWAYS_SCALES and name == "umt5")
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
-)
+@pytest.mark.parametrize("name", [name if name in FAST else pytest.param(name, marks=slow) for name in FAMILIES])
 def test_greedy_over_200_tokens_equals_transformers(pairs, name):
     """Pitfall: a bias that stays behind the cache, or is wrong past the largest distance."""
     if not comparable(name):
@@ -71,7 +70,7 @@ def test_greedy_over_200_tokens_equals_transformers(pairs, name):
         assert torch.equal(ours.generate(**batch, **options, **WAYS[way]), want), way
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("way", ["no cache", "static"])
 def test_greedy_over_200_tokens_in_every_way(pairs, name, way):
@@ -81,7 +80,7 @@ def test_greedy_over_200_tokens_in_every_way(pairs, name, way):
     assert torch.equal(ours.generate(**batch, **options, **WAYS[way]), ours.generate(**batch, **options))
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", ["t5 v1.1", *(pytest.param(n, marks=slow) for n in ("t5 v1.0", "mt5", "umt5 tied"))])
 @pytest.mark.parametrize("way", WAYS)
 def test_beams_equal_transformers(pairs, name, way):
     ours, theirs = pairs(name)
@@ -107,7 +106,7 @@ MODES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("way", ["dynamic", "static", "graph"])
+@pytest.mark.parametrize("way", ["dynamic", pytest.param("static", marks=slow), "graph"])
 @pytest.mark.parametrize("mode", MODES)
 def test_modes_equal_transformers(pairs, mode, way):
     ours, theirs = pairs("t5 v1.1")

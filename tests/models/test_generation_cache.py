@@ -27,8 +27,12 @@ def batch(padding="none"):
     return torch.randint(2, 97, (3, 33)), mask, torch.randint(2, 97, (3, 29)), decoder_mask
 
 
-@pytest.mark.parametrize("padding", ["none", "left", "holes"])
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize(
+    ("kind", "padding"),
+    [("dynamic", "holes"), ("static", "left")]
+    + [pytest.param(*both, marks=pytest.mark.slow) for both in (
+        ("dynamic", "none"), ("dynamic", "left"), ("static", "none"), ("static", "holes"))],
+)  # fmt: skip
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @torch.no_grad()
 def test_steps_with_a_cache_equal_one_forward(encoding, kind, padding):

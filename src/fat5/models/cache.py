@@ -32,6 +32,10 @@ class DecoderCache(Protocol):
         """Return a layer's keys and values of self-attention and of cross-attention."""
         ...
 
+    def joined_feed_forward(self, index: int) -> Tensor | None:
+        """Return the weights of a layer's wi_0 and wi_1 one below the other, or None to use them as they are."""
+        ...
+
 
 class TransformersCache:
     """A cache of Transformers, dynamic or static, as a `DecoderCache`.
@@ -55,11 +59,16 @@ class TransformersCache:
         """Return the two caches of a layer."""
         return _SelfKeyValues(self._cache, index), _CrossKeyValues(self._cache, index)
 
+    def joined_feed_forward(self, index: int) -> Tensor | None:
+        """Use the weights as they are."""
+        return None
+
 
 @dataclass(frozen=True)
 class _SelfKeyValues:
     cache: EncoderDecoderCache
     index: int
+    joined: Tensor | None = None
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = self.cache.self_attention_cache.update(k.transpose(1, 2), v.transpose(1, 2), self.index)
@@ -73,6 +82,7 @@ class _SelfKeyValues:
 class _CrossKeyValues:
     cache: EncoderDecoderCache
     index: int
+    joined: Tensor | None = None
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = self.cache.cross_attention_cache.update(k.transpose(1, 2), v.transpose(1, 2), self.index)

@@ -14,6 +14,7 @@ from fat5.nn import POOLINGS
 from fat5.nn.feed_forward import ACTIVATIONS
 from fat5.nn.position import PositionSettings
 from fat5.ops.attention.backends import BACKENDS
+from fat5.ops.kernels_or_torch import NAMES
 
 
 @strict
@@ -63,6 +64,8 @@ class FAT5Config(PreTrainedConfig):
             its `"eos"`, the last EOS (the last token where a text has none).
         attention_backend: "auto" for the fastest attention that works, or a backend by name; see
             `fat5.ops.flash_attention`.
+        kernel_backend: Backend of norms, gated GELU and rotary embedding: "auto" for Triton kernels on a GPU that runs
+            them, "torch" or "triton".
         pad_token_id: Padding.
         eos_token_id: End of a sequence.
         decoder_start_token_id: First input of the decoder; T5's is the padding.
@@ -110,6 +113,7 @@ class FAT5Config(PreTrainedConfig):
     classifier_dropout: float | int = 0.0
     pooling: str = "mean"
     attention_backend: str = "auto"
+    kernel_backend: str = "auto"
     pad_token_id: int | None = 0
     eos_token_id: int | list[int] | None = 1
     decoder_start_token_id: int | None = 0
@@ -138,7 +142,7 @@ class FAT5Config(PreTrainedConfig):
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
         """Return the configuration of one side; of the decoder, with its own number of layers, as caches read it."""
         config = super().get_text_config(decoder=decoder, encoder=encoder)
-        if decoder and not encoder:
+        if decoder and not encoder and config is not self:
             config.num_layers = self.num_decoder_layers
         return config
 
@@ -191,6 +195,8 @@ class FAT5Config(PreTrainedConfig):
             raise ValueError(
                 f"got attention_backend={self.attention_backend!r}; expected 'auto' or one of {sorted(BACKENDS)}"
             )
+        if self.kernel_backend not in NAMES:
+            raise ValueError(f"got kernel_backend={self.kernel_backend!r}; expected one of {', '.join(NAMES)}")
         if self.activation not in ACTIVATIONS:
             raise ValueError(
                 f"got feed_forward_proj={self.feed_forward_proj!r}; expected one of {sorted(ACTIVATIONS)}, "

@@ -25,8 +25,9 @@ from transformers.generation import (
 from transformers.utils import ModelOutput
 
 from fat5.models.cache import CACHE_NAME
+from fat5.models.cuda_graph import can_capture
 from fat5.models.greedy_steps import GreedySettings, GreedySteps, Steps
-from fat5.models.step_cache import StepCache, StepShape, can_capture
+from fat5.models.step_cache import StepCache, StepShape
 from fat5.nn import SequenceLayout
 
 if TYPE_CHECKING:
@@ -81,6 +82,14 @@ def decode(
             f"got {what} with cuda_graph=True; expected greedy search, sampling or beams with a cache: leave out "
             "cuda_graph"
         )
+    if generation_config.output_attentions or model_kwargs.get("output_attentions") or model.config.output_attentions:
+        raise ValueError("got output_attentions=True with cuda_graph=True, whose steps make no weights: leave one out")
+    places = set(getattr(model, "hf_device_map", {}).values())
+    if len(places) > 1:
+        raise ValueError(
+            f"got cuda_graph=True with a model spread over {sorted(map(str, places))}; expected one device: load it "
+            "without a device_map, or leave out cuda_graph"
+        )
     if streamer is not None and generation_config.num_beams > 1:
         raise ValueError("got a streamer with beams; tokens of a beam are known at the end alone")
     beams = max(generation_config.num_beams, generation_config.num_return_sequences)
@@ -111,7 +120,8 @@ def decode(
     with _borrowed_steps(model, shape, greedy) as steps:
         steps.cache.begin(model, encoder_states, source, target)
         if isinstance(steps, GreedySteps):
-            return steps.run(model, input_ids, generation_config.max_length)
+            longest = [c.max_length for c in stopping_criteria if isinstance(c, MaxLengthCriteria)]
+            return steps.run(model, input_ids, min([generation_config.max_length, *longest]))
         loop = getattr(type(model), _MODES[mode])
         options = {"streamer": streamer} if _MODES[mode] == "_sample" else {}
         result = loop(

@@ -89,7 +89,7 @@ class FAT5GenerationMixin(GenerationMixin):
             decoder_attention_mask = longer
         new = input_ids if next_sequence_length is None else input_ids[:, -next_sequence_length:]
         return {
-            **kwargs,
+            **{name: value for name, value in kwargs.items() if value is not None},
             "decoder_input_ids": new.clone(),  # contiguous, with the same strides in every step
             "encoder_outputs": encoder_outputs,
             "attention_mask": attention_mask,

@@ -67,7 +67,7 @@ class GreedySteps(Steps):
         chosen = logits.float().argmax(-1, keepdim=True)
         if self.settings.eos_token_ids:
             chosen = chosen.masked_fill(self._ended, self.settings.pad_token_id)
-            self._ended |= torch.isin(chosen, self._eos)
+            self._ended |= (chosen == self._eos).any(-1, keepdim=True)
         self._sequences.index_copy_(1, self._place, chosen)
         self._place += 1
         self.cache.tokens.copy_(chosen)
@@ -112,5 +112,5 @@ class _LateLook:
         self._copied.synchronize()
         seen = bool(self._seen)
         self._seen.copy_(self._flag, non_blocking=True)
-        self._copied.record()
+        self._copied.record(torch.cuda.current_stream(self._flag.device))
         return seen

@@ -227,7 +227,7 @@ class FAT5ForConditionalGeneration(FAT5PreTrainedModel, FAT5GenerationMixin):
             decoder_cu_seqlens: Offsets of the packed decoder documents, the same documents in order.
             decoder_max_seqlen: Longest decoder document, or an upper bound.
             cache: Keys and values of the tokens before decoder_input_ids, or empty; the call adds its own.
-            past_key_values: The same, under the name that it has until Transformers 5.17.
+            past_key_values: The same, under the name that it has in earlier releases of Transformers.
             use_cache: Return a cache; by default only where one is given.
             num_items_in_batch: The loss is the sum over the labels divided by this, not their mean: for batches that
                 are accumulated.

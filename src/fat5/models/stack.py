@@ -21,12 +21,12 @@ class _Sublayer(nn.Module):
     """A residual sublayer: `x + dropout(f(norm(x)))`.
 
     The addition at its end is left to the norm that comes next, which does both in one pass: a sublayer takes the
-    states and the update that the one before it made, and returns the sum of those and its own update.
+    states and the update of the sublayer before, and returns their sum and its own update.
     """
 
     def __init__(self, config: FAT5Config) -> None:
         super().__init__()
-        self.layer_norm = RMSNorm(config.d_model, eps=config.layer_norm_epsilon)
+        self.layer_norm = RMSNorm(config.d_model, eps=config.layer_norm_epsilon, backend=config.kernel_backend)
         self.dropout = nn.Dropout(config.dropout_rate)
 
     def _add_and_normalise(self, hidden_states: Tensor, update: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -109,12 +109,15 @@ class FeedForwardLayer(_Sublayer):
             activation=config.activation,
             gated=config.is_gated,
             dropout=config.dropout_rate,
+            backend=config.kernel_backend,
         )
 
-    def forward(self, hidden_states: Tensor, update: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, hidden_states: Tensor, update: Tensor | None, joined: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return the states before this sublayer, and its update."""
         normed, hidden_states = self._add_and_normalise(hidden_states, update)
-        return hidden_states, self.dropout(self.DenseReluDense(normed))
+        return hidden_states, self.dropout(self.DenseReluDense(normed, joined))
 
 
 class FAT5Block(GradientCheckpointingLayer):
@@ -157,7 +160,8 @@ class FAT5Block(GradientCheckpointingLayer):
             hidden_states, update = self.layer[1](
                 hidden_states, update, layout, encoder_states, encoder_layout, cross_cache
             )
-        return *self.layer[-1](hidden_states, update), position_bias
+        joined = None if cache is None else cache.joined_feed_forward(self.index)
+        return *self.layer[-1](hidden_states, update, joined), position_bias
 
 
 class FAT5Stack(nn.Module):
@@ -177,7 +181,8 @@ class FAT5Stack(nn.Module):
             FAT5Block(config, is_decoder=is_decoder, owns_bias=i == 0 or config.relative_attention_per_layer, index=i)
             for i in range(num_layers or 0)
         )
-        self.final_layer_norm = RMSNorm(config.d_model, eps=config.layer_norm_epsilon)
+        self.kernel_backend = config.kernel_backend
+        self.final_layer_norm = RMSNorm(config.d_model, eps=config.layer_norm_epsilon, backend=config.kernel_backend)
         self.dropout = nn.Dropout(config.dropout_rate)
 
     def forward(
@@ -255,6 +260,7 @@ class FAT5Stack(nn.Module):
             past=past,
             num_keys=num_keys,
         )
+        positions = positions.on_backend(self.kernel_backend)
         position_bias: Tensor | None = None
         update: Tensor | None = None
         seen: list[Tensor] = []

@@ -15,14 +15,13 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache
 
 from fat5.models.cache import CACHE_NAME
+from fat5.models.cuda_graph import record_graph
+from fat5.models.joined_weights import JoinedWeights
 from fat5.models.outputs import FAT5Seq2SeqOutput
 from fat5.nn import Attention, KeyValues, SequenceLayout
-from fat5.ops.attention.backends import choose_backend, torch_attention
 
 if TYPE_CHECKING:
     from fat5.models.modeling import FAT5ForConditionalGeneration
-
-_WARM_UP_STEPS = 2
 
 
 @dataclass(frozen=True)
@@ -79,6 +78,7 @@ class StepCache(EncoderDecoderCache):
             self._target_starts, self._target_lengths = torch.zeros(2, rows, dtype=torch.int64, device=device)
             self._target_mask = torch.ones(rows, shape.target_length, dtype=torch.bool, device=device)
             self._no_states = torch.zeros(0, device=device)
+            self._joined = JoinedWeights(model)
         self._source_layout = (
             SequenceLayout(mask=self._source_mask)
             if shape.source_holes
@@ -107,6 +107,7 @@ class StepCache(EncoderDecoderCache):
         """
         self.length = 0
         self._position.zero_()
+        self._joined.refresh()
         length = encoder_states.shape[1]
         for block, kept in zip(model.decoder.block, self._cross, strict=True):
             attention = cast(Attention, cast(Any, block).layer[1].EncDecAttention)
@@ -161,7 +162,7 @@ class StepCache(EncoderDecoderCache):
             finally:
                 self._in_graph = False
 
-        self._replay = record_graph(on_device)
+        self._replay = record_graph(on_device, self.tokens.device)
 
     @property
     def is_captured(self) -> bool:
@@ -201,7 +202,11 @@ class StepCache(EncoderDecoderCache):
 
     def layer(self, index: int) -> tuple[KeyValues, KeyValues]:
         """Return the two caches of a layer."""
-        return _OwnKeyValues(self, index), _CrossKeyValues(self._cross[index])
+        return _OwnKeyValues(self, index, self._joined.attention[index]), _CrossKeyValues(self._cross[index])
+
+    def joined_feed_forward(self, index: int) -> Tensor | None:
+        """Return a layer's joined weights, where it has two that can be joined."""
+        return self._joined.feed_forward[index]
 
     def append(self, index: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Add a layer's new keys and values, and move on with those of the last layer."""
@@ -249,6 +254,7 @@ class StepCache(EncoderDecoderCache):
 class _OwnKeyValues:
     cache: StepCache
     index: int
+    joined: Tensor | None
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return self.cache.append(self.index, k, v)
@@ -260,6 +266,7 @@ class _OwnKeyValues:
 @dataclass(frozen=True)
 class _CrossKeyValues:
     kept: Tensor  # [2, B, L, H, D]
+    joined: Tensor | None = None
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         raise RuntimeError("the encoder's keys and values are filled in by StepCache.begin")
@@ -267,33 +274,3 @@ class _CrossKeyValues:
     def stored(self) -> tuple[Tensor, Tensor] | None:
         k, v = self.kept
         return k, v
-
-
-def can_capture(model: FAT5ForConditionalGeneration) -> bool:
-    """Return whether a step of this model can be a CUDA graph: on one GPU, with attention that never asks the host."""
-    weight = model.shared.weight
-    if not weight.is_cuda or model.training or torch.is_autocast_enabled("cuda"):
-        return False
-    if len(set(getattr(model, "hf_device_map", {"": 0}).values())) > 1:
-        return False
-    heads = weight.new_empty(1, 1, model.config.num_heads, model.config.d_kv)
-    return choose_backend(model.config.attention_backend, heads) is not torch_attention
-
-
-def record_graph(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """Return what runs a function of tensors at fixed addresses as a CUDA graph, and returns its result in place."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(_WARM_UP_STEPS):  # compiles kernels and lets libraries allocate
-            function()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        result = function()
-
-    def replay() -> Tensor:
-        graph.replay()
-        return result
-
-    return replay

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fat5.nn.attention_weights import attention_weights
@@ -107,10 +108,14 @@ class Attention(nn.Module):
             Shaped as hidden_states.
         """
         key_layout = layout if key_value_layout is None else key_value_layout
-        q = self.q(hidden_states).unflatten(-1, (self.num_heads, self.head_dim))  # [..., Lq, H, D]
-        if key_value_states is None:
+        heads = (self.num_heads, self.head_dim)
+        if key_value_states is None and cache is not None and cache.joined is not None:
+            q, k, v = F.linear(hidden_states, cache.joined).unflatten(-1, (3, *heads)).unbind(-3)
+        elif key_value_states is None:
+            q = self.q(hidden_states).unflatten(-1, heads)  # [..., Lq, H, D]
             k, v = self.keys_and_values(hidden_states)
         else:
+            q = self.q(hidden_states).unflatten(-1, heads)
             kept = None if cache is None else cache.stored()
             if kept is None:
                 k, v = self.keys_and_values(key_value_states)
@@ -118,7 +123,7 @@ class Attention(nn.Module):
             else:
                 k, v = kept
                 if q.shape[0] != k.shape[0]:  # rows that share their keys are queries of one row
-                    q = q.reshape(k.shape[0], -1, self.num_heads, self.head_dim)
+                    q = q.reshape(k.shape[0], -1, *heads)
         dropout_p = self.dropout if self.training else 0.0
         bias: DistanceBias | AlibiBias | DenseBias | None
         if self.position is None:

@@ -10,6 +10,14 @@ from torch import Tensor
 class KeyValues(Protocol):
     """Keys and values of one attention layer, each [B, L, H, D]."""
 
+    @property
+    def joined(self) -> Tensor | None:
+        """Self-attention: the weights of q, k and v one below the other, to be multiplied by at once, or None.
+
+        A step of one token is bound by the number of its kernels. The parameters stay three.
+        """
+        ...
+
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store keys and values [B, n, H, D] behind those that are there, and return all.
 

@@ -42,8 +42,8 @@ WEIGHT_TILE = RowTile(16, 4, 1, 4)
 WEIGHT_COLUMNS = 128
 """The second kernel's tile for rows above MAX_FUSED_WIDTH."""
 
-SUM_PARTS, SUM_COLUMNS, SUM_WARPS = 128, 16, 4
-"""Tile of the sum over programs."""
+SUM_PARTS, SUM_COLUMNS, SUM_WARPS = 1024, 8, 8
+"""Tile of the sum over programs: all of them at once on most cards, in 32-byte pieces, the memory's smallest."""
 
 _TILE_ELEMENTS = 2048  # 16 a thread with 4 warps
 _ELEMENTS_A_WARP = 512
