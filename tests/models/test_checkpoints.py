@@ -105,7 +105,7 @@ OF_ENCODING = {
     "d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads", "relative_attention_num_buckets",
     "relative_attention_max_distance", "dropout_rate", "layer_norm_epsilon", "initializer_factor",
     "feed_forward_proj", "tie_word_embeddings", "scale_decoder_outputs", "z_loss", "label_smoothing", "vocab_size",
-    "randomized_position_range", *OF_ENCODING,
+    "randomized_position_range", "relative_attention_per_layer", *OF_ENCODING,
 ])  # fmt: skip
 def test_no_field_is_dead(field, batch):
     """Every field changes a training step from the same seed, or the shapes of the weights."""
@@ -113,7 +113,7 @@ def test_no_field_is_dead(field, batch):
         "num_heads": 2, "feed_forward_proj": "relu", "tie_word_embeddings": True, "scale_decoder_outputs": True,
         "dropout_rate": 0.3, "layer_norm_epsilon": 0.1, "z_loss": 0.1, "label_smoothing": 0.2, "num_layers": 1,
         "num_decoder_layers": 1, "initializer_factor": 2.0, "relative_attention_num_buckets": 6,
-        "randomized_position_range": 100,
+        "randomized_position_range": 100, "relative_attention_per_layer": True,
     }  # fmt: skip
     settings = SIZES
     if field in OF_ENCODING:

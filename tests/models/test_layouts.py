@@ -204,7 +204,6 @@ def test_autocast_gives_fp32_gradients_of_the_same_direction(model, batch):
         ({"input_ids": torch.zeros(40, dtype=torch.int64), "attention_mask": None}, r"\[batch, length\]"),
         ({"input_ids": None}, "exactly one of input_ids"),
         ({"labels": None}, "decoder_input_ids"),
-        ({"output_attentions": True}, "output_attentions"),
     ],
 )
 def test_inputs_that_do_not_fit_are_named(model, batch, change, message):

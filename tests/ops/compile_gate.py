@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from triton.compiler import ASTSource
 
-from fat5.ops.attention import backward, bias_gradient, forward, query_gradient
+from fat5.ops.attention import backward, bias_gradient, decode, forward, query_gradient
 from fat5.ops.attention.tiles import SHARED_MEMORY, Tile, preferred_tile, table_rows
 from tests.ops import compile_cases
 from tests.ops.compilation import Compilation, assemble
@@ -29,6 +29,7 @@ MAX_SPILL_BYTES_CAPPED = 200  # rows with a cap on registers were measured faste
 MAX_SPILL_BYTES_FLOAT32 = 4096  # the exact path, without matrix units: operands live in registers
 KERNELS = {
     "forward": forward.forward_kernel,
+    "decode": decode.decode_kernel,
     "key_value": backward.key_value_kernel,
     "query": query_gradient.query_kernel,
     "band": bias_gradient.band_kernel,
@@ -36,7 +37,7 @@ KERNELS = {
 }
 INT_POINTERS = {"Tiles": "*i32", "CuQ": "*i32", "CuK": "*i32", "KeyStarts": "*i64", "KeyLengths": "*i64",
                 "Offsets": "*i64", "Seed": "*i64"}  # fmt: skip
-FLOAT_POINTERS = {"LSE", "Delta", "Sums", "Parts"}
+FLOAT_POINTERS = {"LSE", "Delta", "Sums", "Parts", "PartLSE"}
 FLOATS = {"scale", "softmax_scale", "keep_scale"}
 BIAS_NAMES = ("none", "distance", "alibi", "alibi-signed", "dense")
 
@@ -69,7 +70,8 @@ def source(case: Case) -> ASTSource:
     element = "*bf16" if case.itemsize == 2 else "*fp32"
     tails = case.tails or case.packed
     constants = {
-        "BM": case.tile.queries, "BN": case.tile.keys, "D": case.block_d, "BLOCK_D": case.block_d, "BIAS": case.bias,
+        "BM": 16 if case.kernel == "decode" else case.tile.queries, "BN": case.tile.keys, "D": case.block_d,
+        "BLOCK_D": case.block_d, "BIAS": case.bias, "SPLIT": True,
         "RADIUS": (113 if case.causal else 91) if case.bias == 1 else 0, "CAUSAL": case.causal, "VARLEN": case.packed,
         "OFFSET": 2 if case.packed else 0, "HAS_STARTS": False, "HAS_LENGTHS": case.tails and not case.packed,
         "EVEN_M": not tails, "EVEN_N": not tails, "DROPOUT": case.dropout, "BIAS_GRAD": case.bias in (1, 2, 3),
@@ -119,7 +121,8 @@ def check(case: Case | Compilation) -> tuple[str, list[str]]:
         wrong.append(f"spills {got.spilled} bytes")
     if got.shared > SHARED_MEMORY[case.architecture]:
         wrong.append(f"needs {got.shared} bytes of shared memory; the card has {SHARED_MEMORY[case.architecture]}")
-    if case.architecture == 90 and case.itemsize == 2 and "wgmma" not in got.ptx:
+    has_wide_tiles = case.architecture == 90 and case.itemsize == 2 and case.kernel != "decode"
+    if has_wide_tiles and "wgmma" not in got.ptx:
         wrong.append("has no wgmma")
     if got.failed:
         wrong.append(got.text[-300:])
@@ -143,12 +146,17 @@ def cases(everything: bool) -> list[Case]:
             flags = itertools.product(biases, (False, True), (False, True), (False, True), (False, True))
         else:
             tails = call.variant != "causal"
-            flags = [(bias, call.causal, tails and kernel != "dense_bias", tails, False) for bias in biases]
+            packs = tails and kernel not in ("dense_bias", "decode")
+            flags = [(bias, call.causal or kernel == "decode", packs, tails, False) for bias in biases]
             if preferred_tile(dataclasses.replace(call, tails=True)) != tile and itemsize == 2:
                 flags = [(bias, call.causal, False, False, False) for bias in biases]  # tails read another row
         for bias, causal, packed, tails, dropout in flags:
             if packed and (bias == 4 or not tails):
                 continue
+            if kernel == "decode" and (packed or dropout or not tails):
+                continue  # it takes neither, and looks at each row's bounds in any case
+            if kernel == "decode" and not everything and architecture not in (86, 90):
+                continue  # on the others the same tiles have more room
             if preferred_tile(dataclasses.replace(call, causal=causal, tails=tails)) != tile:
                 continue  # such a call reads another row
             size = tile

@@ -30,6 +30,8 @@ COMMANDS = {
     "train-tokenizer": Command("fat5.cli.train_tokenizer", "train a byte-level BPE tokenizer with sentinels"),
     "pretokenize": Command("fat5.cli.pretokenize", "turn text into token files that training reads"),
     "pretrain": Command("fat5.cli.pretrain", "pretrain a T5 from a YAML configuration"),
+    "export": Command("fat5.cli.export", "write a checkpoint for stock Transformers or sentence-transformers"),
+    "generate": Command("fat5.cli.generate", "generate text with a model, or fill in masked text"),
     "doctor": Command("fat5.cli.doctor", "show versions, GPUs and which attention backends work here"),
 }
 

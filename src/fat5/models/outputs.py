@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import Tensor
+from transformers import EncoderDecoderCache
 from transformers.utils import ModelOutput
+
+from fat5.models.cache import CACHE_NAME
 
 
 @dataclass
-class FAT5Seq2SeqOutput(ModelOutput):
+class _Seq2SeqOutput(ModelOutput):
     """Output of `FAT5ForConditionalGeneration`; fields that were not asked for are None.
 
     Args:
@@ -23,6 +26,11 @@ class FAT5Seq2SeqOutput(ModelOutput):
         decoder_last_hidden_state: [B, L, d_model] or packed.
         encoder_hidden_states: The encoder's states before each block, and its last.
         decoder_hidden_states: The decoder's.
+        encoder_attentions: The attention weights of the encoder's layers, see `FAT5Stack.forward`.
+        decoder_attentions: Those of the decoder's self-attention.
+        cross_attentions: Those of its attention to the encoder's output.
+        cache: Keys and values for the next call, where a cache was given or asked for; `past_key_values` in releases of
+            Transformers that call it so.
     """
 
     loss: Tensor | None = None
@@ -34,3 +42,40 @@ class FAT5Seq2SeqOutput(ModelOutput):
     decoder_last_hidden_state: Tensor | None = None
     encoder_hidden_states: tuple[Tensor, ...] | None = None
     decoder_hidden_states: tuple[Tensor, ...] | None = None
+    encoder_attentions: tuple[Tensor, ...] | None = None
+    decoder_attentions: tuple[Tensor, ...] | None = None
+    cross_attentions: tuple[Tensor, ...] | None = None
+
+
+if CACHE_NAME == "cache":
+
+    @dataclass
+    class FAT5Seq2SeqOutput(_Seq2SeqOutput):
+        """Output of `FAT5ForConditionalGeneration`, with its cache."""
+
+        cache: EncoderDecoderCache | None = None
+
+else:
+
+    @dataclass
+    class FAT5Seq2SeqOutput(_Seq2SeqOutput):  # type: ignore[no-redef]
+        """Output of `FAT5ForConditionalGeneration`, with its cache."""
+
+        past_key_values: EncoderDecoderCache | None = None
+
+
+@dataclass
+class FAT5EmbeddingOutput(ModelOutput):
+    """Output of `FAT5ForTextEmbedding`; fields that were not asked for are None.
+
+    Args:
+        embeddings: [B, d_model], of length 1.
+        last_hidden_state: The encoder's, [B, L, d_model] or packed [total, d_model].
+        hidden_states: The states before each block, and the last.
+        attentions: The attention weights of each layer.
+    """
+
+    embeddings: Tensor | None = None
+    last_hidden_state: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None

@@ -7,10 +7,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import BaseModelOutputWithCrossAttentions
 
+from fat5.models.cache import DecoderCache
 from fat5.models.configuration import FAT5Config
-from fat5.nn import Attention, FeedForward, RMSNorm, SequenceLayout
+from fat5.nn import Attention, FeedForward, KeyValues, RMSNorm, SequenceLayout
+from fat5.nn.attention_weights import recorded_weights
 from fat5.nn.position import StackPositions, locate
 from fat5.ops.norm import add_residual
 
@@ -57,10 +59,12 @@ class SelfAttentionLayer(_Sublayer):
         layout: SequenceLayout,
         position_bias: Tensor | None,
         positions: StackPositions,
+        cache: KeyValues | None = None,
+        query_offset: int | Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the states before this sublayer, and its update."""
         normed, hidden_states = self._add_and_normalise(hidden_states, update)
-        attended = self.SelfAttention(normed, layout, position_bias, positions)
+        attended = self.SelfAttention(normed, layout, position_bias, positions, cache=cache, query_offset=query_offset)
         return hidden_states, self.dropout(attended)
 
 
@@ -84,11 +88,12 @@ class CrossAttentionLayer(_Sublayer):
         layout: SequenceLayout,
         encoder_states: Tensor,
         encoder_layout: SequenceLayout,
+        cache: KeyValues | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the states before this sublayer, and its update."""
         normed, hidden_states = self._add_and_normalise(hidden_states, update)
         attended = self.EncDecAttention(
-            normed, layout, key_value_states=encoder_states, key_value_layout=encoder_layout
+            normed, layout, key_value_states=encoder_states, key_value_layout=encoder_layout, cache=cache
         )
         return hidden_states, self.dropout(attended)
 
@@ -107,17 +112,20 @@ class FeedForwardLayer(_Sublayer):
             backend=config.kernel_backend,
         )
 
-    def forward(self, hidden_states: Tensor, update: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, hidden_states: Tensor, update: Tensor | None, joined: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return the states before this sublayer, and its update."""
         normed, hidden_states = self._add_and_normalise(hidden_states, update)
-        return hidden_states, self.dropout(self.DenseReluDense(normed))
+        return hidden_states, self.dropout(self.DenseReluDense(normed, joined))
 
 
 class FAT5Block(GradientCheckpointingLayer):
     """One layer of a stack: self-attention, in a decoder cross-attention, feed-forward."""
 
-    def __init__(self, config: FAT5Config, *, is_decoder: bool, owns_bias: bool) -> None:
+    def __init__(self, config: FAT5Config, *, is_decoder: bool, owns_bias: bool, index: int) -> None:
         super().__init__()
+        self.index = index
         self.layer = nn.ModuleList([SelfAttentionLayer(config, causal=is_decoder, owns_bias=owns_bias)])
         if is_decoder:
             self.layer.append(CrossAttentionLayer(config))
@@ -132,6 +140,8 @@ class FAT5Block(GradientCheckpointingLayer):
         layout: SequenceLayout,
         positions: StackPositions,
         encoder_layout: SequenceLayout | None = None,
+        cache: DecoderCache | None = None,
+        query_offset: int | Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the states, the update still to be added, and the position bias: this block's own, or what it got.
 
@@ -142,10 +152,16 @@ class FAT5Block(GradientCheckpointingLayer):
             positions, layout, hidden_states.device
         )
         position_bias = own_bias if own_bias is not None else position_bias
-        hidden_states, update = self.layer[0](hidden_states, update, layout, position_bias, positions)
+        own_cache, cross_cache = (None, None) if cache is None else cache.layer(self.index)
+        hidden_states, update = self.layer[0](
+            hidden_states, update, layout, position_bias, positions, own_cache, query_offset
+        )
         if encoder_states is not None:
-            hidden_states, update = self.layer[1](hidden_states, update, layout, encoder_states, encoder_layout)
-        return *self.layer[-1](hidden_states, update), position_bias
+            hidden_states, update = self.layer[1](
+                hidden_states, update, layout, encoder_states, encoder_layout, cross_cache
+            )
+        joined = None if cache is None else cache.joined_feed_forward(self.index)
+        return *self.layer[-1](hidden_states, update, joined), position_bias
 
 
 class FAT5Stack(nn.Module):
@@ -156,12 +172,14 @@ class FAT5Stack(nn.Module):
     def __init__(self, config: FAT5Config, *, is_decoder: bool) -> None:
         super().__init__()
         num_layers = config.num_decoder_layers if is_decoder else config.num_layers
+        self.config = config
         self.is_decoder = is_decoder
         self.position = config.position_settings
         self.head_dim = config.d_kv
         self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model)
         self.block = nn.ModuleList(
-            FAT5Block(config, is_decoder=is_decoder, owns_bias=i == 0) for i in range(num_layers or 0)
+            FAT5Block(config, is_decoder=is_decoder, owns_bias=i == 0 or config.relative_attention_per_layer, index=i)
+            for i in range(num_layers or 0)
         )
         self.kernel_backend = config.kernel_backend
         self.final_layer_norm = RMSNorm(config.d_model, eps=config.layer_norm_epsilon, backend=config.kernel_backend)
@@ -177,10 +195,11 @@ class FAT5Stack(nn.Module):
         layout: SequenceLayout | None = None,
         encoder_states: Tensor | None = None,
         encoder_layout: SequenceLayout | None = None,
+        cache: DecoderCache | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool = True,
-    ) -> BaseModelOutput | tuple[Any, ...]:
+    ) -> BaseModelOutputWithCrossAttentions | tuple[Any, ...]:
         """Run the stack.
 
         Args:
@@ -189,24 +208,57 @@ class FAT5Stack(nn.Module):
             inputs_embeds: Instead of input_ids: [B, L, d_model] or packed [total, d_model].
             cu_seqlens: Packed: int tensor [documents + 1].
             max_seqlen: Packed: longest document, or an upper bound.
-            layout: Instead of the mask or cu_seqlens, where the caller has it already.
+            layout: Instead of the mask or cu_seqlens, where the caller has it already; with a cache, its keys included.
             encoder_states: Decoder: the encoder's output, [B, Lk, d_model] or packed.
             encoder_layout: Decoder: its layout.
-            output_hidden_states: Return the states before each block, and the last.
-            output_attentions: Not available: the weights never exist. Must be False or None.
+            cache: Decoder: keys and values of the tokens before these.
+            output_hidden_states: Return the states before each block, and the last; by default as the configuration.
+            output_attentions: Return the attention weights of each layer, before dropout, [B, heads, Lq, Lk] or packed
+                [heads, total_q, total_k]; by default as the configuration. They are made for this alone, at many times
+                the cost of attention, and carry no gradients.
             return_dict: False for a plain tuple.
 
         Returns:
-            `last_hidden_state`, [B, L, d_model] or packed [total, d_model].
+            `last_hidden_state`, [B, L, d_model] or packed [total, d_model]; where asked for `hidden_states`,
+            `attentions` and in a decoder `cross_attentions`.
         """
+        if output_attentions is None:
+            output_attentions = self.config.output_attentions
         if output_attentions:
-            raise ValueError("got output_attentions=True; the attention weights never exist and cannot be returned")
+            return self._with_attentions(
+                return_dict,
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                inputs_embeds=inputs_embeds,
+                cu_seqlens=cu_seqlens,
+                max_seqlen=max_seqlen,
+                layout=layout,
+                encoder_states=encoder_states,
+                encoder_layout=encoder_layout,
+                cache=cache,
+                output_hidden_states=output_hidden_states,
+            )
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
         if layout is None:
             layout = make_layout(token_shape(input_ids, inputs_embeds), attention_mask, cu_seqlens, max_seqlen)
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         hidden_states = self.dropout(hidden_states)
+        past: int | Tensor = 0
+        num_keys: int | None = None
+        query_offset: int | Tensor | None = None
+        if cache is not None:
+            past, num_keys = cache.past, cache.num_keys(hidden_states.shape[1])
+            query_offset = past.expand(hidden_states.shape[0]).contiguous() if isinstance(past, Tensor) else past
         positions = locate(
-            self.position, layout, hidden_states, self.head_dim, causal=self.is_decoder, training=self.training
+            self.position,
+            layout,
+            hidden_states,
+            self.head_dim,
+            causal=self.is_decoder,
+            training=self.training,
+            past=past,
+            num_keys=num_keys,
         )
         positions = positions.on_backend(self.kernel_backend)
         position_bias: Tensor | None = None
@@ -226,6 +278,8 @@ class FAT5Stack(nn.Module):
                 layout=layout,
                 positions=positions,
                 encoder_layout=encoder_layout,
+                cache=cache,
+                query_offset=query_offset,
             )
         if update is None:
             hidden_states = self.final_layer_norm(hidden_states)
@@ -233,7 +287,20 @@ class FAT5Stack(nn.Module):
             hidden_states, _ = self.final_layer_norm(update, hidden_states)
         hidden_states = self.dropout(hidden_states)
         all_states = (*seen, hidden_states) if output_hidden_states else None
-        output = BaseModelOutput(last_hidden_state=hidden_states, hidden_states=all_states)
+        output = BaseModelOutputWithCrossAttentions(last_hidden_state=hidden_states, hidden_states=all_states)
+        return output if return_dict else output.to_tuple()
+
+    def _with_attentions(
+        self, return_dict: bool, **inputs: Any
+    ) -> BaseModelOutputWithCrossAttentions | tuple[Any, ...]:
+        layers = [cast(FAT5Block, block).layer for block in self.block]
+        own = [cast(SelfAttentionLayer, layer[0]).SelfAttention for layer in layers]
+        cross = [cast(CrossAttentionLayer, layer[1]).EncDecAttention for layer in layers] if self.is_decoder else []
+        with recorded_weights(own) as own_weights, recorded_weights(cross) as cross_weights:
+            output = cast(BaseModelOutputWithCrossAttentions, self.forward(**inputs, output_attentions=False))
+        output.attentions = tuple(own_weights)
+        if self.is_decoder and inputs["encoder_states"] is not None:
+            output.cross_attentions = tuple(cross_weights)
         return output if return_dict else output.to_tuple()
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fat5.nn.attention_weights import attention_weights
+from fat5.nn.key_values import KeyValues
 from fat5.nn.layout import SequenceLayout
 from fat5.nn.position import (
     BIAS_NAMES,
@@ -59,6 +65,8 @@ class Attention(nn.Module):
         self.k = nn.Linear(d_model, inner, bias=False)
         self.v = nn.Linear(d_model, inner, bias=False)
         self.o = nn.Linear(inner, d_model, bias=False)
+        self.keeps_weights = False  # set by `recorded_weights`
+        self.weights: Tensor | None = None
         self.bias_name: str | None = None
         module = bias_module(position, num_heads, causal=causal) if position is not None and owns_bias else None
         if position is not None and module is not None:
@@ -80,25 +88,42 @@ class Attention(nn.Module):
         positions: StackPositions = _SLOTS,
         key_value_states: Tensor | None = None,
         key_value_layout: SequenceLayout | None = None,
+        cache: KeyValues | None = None,
+        query_offset: int | Tensor | None = None,
     ) -> Tensor:
         """Attend.
 
         Args:
             hidden_states: [B, Lq, d_model], or packed [total_q, d_model].
-            layout: Layout of the queries, and of the keys in self-attention.
+            layout: Layout of the queries, and of the keys in self-attention, those in the cache included.
             position_bias: Self-attention: what `own_bias` of the stack's first layer returned, or None for no bias.
             positions: Self-attention: the stack's positions.
             key_value_states: Cross-attention: what keys and values are made from, [B, Lk, d_model] or packed.
             key_value_layout: Cross-attention: its layout.
+            cache: Keys and values of earlier calls. Self-attention adds its own; cross-attention makes them once, and
+                does not look at key_value_states after that.
+            query_offset: Self-attention with a cache: position of the first query, an int or int tensor [B].
 
         Returns:
             Shaped as hidden_states.
         """
-        source = hidden_states if key_value_states is None else key_value_states
         key_layout = layout if key_value_layout is None else key_value_layout
-        q = self.q(hidden_states).unflatten(-1, (self.num_heads, self.head_dim))  # [..., Lq, H, D]
-        k = self.k(source).unflatten(-1, (self.num_heads, self.head_dim))
-        v = self.v(source).unflatten(-1, (self.num_heads, self.head_dim))
+        heads = (self.num_heads, self.head_dim)
+        if key_value_states is None and cache is not None and cache.joined is not None:
+            q, k, v = F.linear(hidden_states, cache.joined).unflatten(-1, (3, *heads)).unbind(-3)
+        elif key_value_states is None:
+            q = self.q(hidden_states).unflatten(-1, heads)  # [..., Lq, H, D]
+            k, v = self.keys_and_values(hidden_states)
+        else:
+            q = self.q(hidden_states).unflatten(-1, heads)
+            kept = None if cache is None else cache.stored()
+            if kept is None:
+                k, v = self.keys_and_values(key_value_states)
+                k, v = (k, v) if cache is None else cache.append(k, v)
+            else:
+                k, v = kept
+                if q.shape[0] != k.shape[0]:  # rows that share their keys are queries of one row
+                    q = q.reshape(k.shape[0], -1, *heads)
         dropout_p = self.dropout if self.training else 0.0
         bias: DistanceBias | AlibiBias | DenseBias | None
         if self.position is None:
@@ -106,23 +131,33 @@ class Attention(nn.Module):
         else:
             if positions.rotation is not None:
                 q, k = positions.rotation(q, k)
+            if cache is not None:
+                k, v = cache.append(k, v)
             bias = attention_bias(self.position, position_bias, layout)
-            if self.position.is_one_sided(causal=self.causal) and isinstance(bias, AlibiBias):
-                out = one_sided_attention(q, k, v, bias.slopes, layout, dropout_p=dropout_p, backend=self.backend)
-                return self.o(out.flatten(-2))
-        out = flash_attention(
-            q,
-            k,
-            v,
-            bias=bias,
-            causal=self.causal,
-            key_starts=key_layout.starts,
-            key_lengths=key_layout.lengths,
-            cu_seqlens_q=layout.cu_seqlens,
-            cu_seqlens_k=key_layout.cu_seqlens,
-            max_seqlen_q=layout.max_seqlen,
-            max_seqlen_k=key_layout.max_seqlen,
-            dropout_p=dropout_p,
-            backend=self.backend,
-        )
-        return self.o(out.flatten(-2))
+        attend: Callable[..., Tensor]
+        if self.position is not None and self.position.is_one_sided(causal=self.causal) and isinstance(bias, AlibiBias):
+            attend = partial(one_sided_attention, slopes=bias.slopes, layout=layout, backend=self.backend)
+        else:
+            attend = partial(
+                flash_attention,
+                bias=bias,
+                causal=self.causal,
+                query_offset=query_offset,
+                key_starts=key_layout.starts,
+                key_lengths=key_layout.lengths,
+                cu_seqlens_q=layout.cu_seqlens,
+                cu_seqlens_k=key_layout.cu_seqlens,
+                max_seqlen_q=layout.max_seqlen,
+                max_seqlen_k=key_layout.max_seqlen,
+                backend=self.backend,
+            )
+        if self.keeps_weights:
+            weights = attention_weights(attend, q, k)  # [..., Lq, H, Lk]
+            self.weights = weights.reshape(*hidden_states.shape[:-1], *weights.shape[-2:]).transpose(-3, -2)
+        out = attend(q, k, v, dropout_p=dropout_p)
+        return self.o(out.reshape(*hidden_states.shape[:-1], -1))
+
+    def keys_and_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values of these states [..., L, d_model], each [..., L, H, D], before any rotation."""
+        heads = (self.num_heads, self.head_dim)
+        return self.k(states).unflatten(-1, heads), self.v(states).unflatten(-1, heads)

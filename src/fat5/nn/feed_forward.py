@@ -64,19 +64,27 @@ class FeedForward(nn.Module):
         self.wo = nn.Linear(d_ff, d_model, bias=False)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """Map [..., d_model] to [..., d_model]."""
-        inner = self._inner(hidden_states)
+    def forward(self, hidden_states: Tensor, joined: Tensor | None = None) -> Tensor:
+        """Map [..., d_model] to [..., d_model].
+
+        Args:
+            hidden_states: The input.
+            joined: Gated: the weights of wi_0 and wi_1 one below the other, to be multiplied by at once.
+        """
+        inner = self._inner(hidden_states, joined)
         if inner.dtype == torch.float16:
             # An infinity would be NaN after wo; the residual stream bounds what wo makes of large finite ones.
             largest = torch.finfo(torch.float16).max
             inner = inner.clamp(-largest, largest)
         return self.wo(self.dropout(inner))
 
-    def _inner(self, hidden_states: Tensor) -> Tensor:
+    def _inner(self, hidden_states: Tensor, joined: Tensor | None) -> Tensor:
         if not self.gated:
             return ACTIVATIONS[self.activation](self.wi(hidden_states))
-        gate, up = self.wi_0(hidden_states), self.wi_1(hidden_states)
+        if joined is None:
+            gate, up = self.wi_0(hidden_states), self.wi_1(hidden_states)
+        else:
+            gate, up = F.linear(hidden_states, joined).chunk(2, -1)
         if self.activation in _GATED_GELUS:
             return gated_gelu(gate, up, approximate=_GATED_GELUS[self.activation], backend=self.backend)
         return ACTIVATIONS[self.activation](gate) * up

@@ -47,7 +47,7 @@ def shared_bias(
     """Return the tensor that the layers of a stack share, in float32 at least.
 
     It is T5's bias by distance [num_heads, 2R + 1] or ALiBi's slopes [num_heads], linear in memory; where the positions
-    are given, for each pair of them the bias [1 or B, num_heads, L, L], with the holes of a mask hidden.
+    are given, for each pair of them the bias [1 or B, num_heads, Lq, Lk], with the holes of a mask hidden.
 
     Args:
         settings: The stack's position encoding.
@@ -58,12 +58,12 @@ def shared_bias(
         causal: True in a decoder.
     """
     if isinstance(module, FireBias):
-        bias = module(positions.ids)
+        bias = module(positions.query_ids, positions.ids)
     else:
         values = module.by_distance().table if isinstance(module, RelativePositionBias) else module(device)
-        if positions.ids is None:
+        if positions.ids is None or positions.query_ids is None:
             return values
-        bias = _of_each_pair(settings, values, positions.ids, causal)
+        bias = _of_each_pair(settings, values, positions.query_ids, positions.ids, causal)
     return bias if layout.mask is None else bias + _hidden(layout.mask, bias.dtype)
 
 
@@ -94,15 +94,17 @@ def _hidden(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)[:, None, None]
 
 
-def _of_each_pair(settings: PositionSettings, values: Tensor, ids: Tensor, causal: bool) -> Tensor:
-    """Return the bias of tokens at positions `ids` [1 or B, L], as [1 or B, num_heads, L, L]."""
-    distance = ids[:, None, :] - ids[:, :, None]  # [1 or B, L, L]
+def _of_each_pair(
+    settings: PositionSettings, values: Tensor, query_ids: Tensor, key_ids: Tensor, causal: bool
+) -> Tensor:
+    """Return the bias of queries and keys at these positions [1 or B, L], as [1 or B, num_heads, Lq, Lk]."""
+    distance = key_ids[:, None, :] - query_ids[:, :, None]  # [1 or B, Lq, Lk]
     if settings.position_encoding == "relative":
         radius = values.shape[1] // 2
         return values[:, distance.clamp(-radius, radius) + radius].transpose(0, 1)
     bias = -values.view(-1, 1, 1) * distance.abs()[:, None]
     if settings.is_one_sided(causal=causal):
-        looks_ahead = torch.arange(values.shape[0], device=ids.device) >= heads_looking_back(values.shape[0])
+        looks_ahead = torch.arange(values.shape[0], device=values.device) >= heads_looking_back(values.shape[0])
         hidden = torch.where(looks_ahead[:, None, None], (distance < 0)[:, None], (distance > 0)[:, None])
         bias = bias.masked_fill(hidden, -torch.inf)
     return bias

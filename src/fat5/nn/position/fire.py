@@ -38,23 +38,25 @@ class FireBias(nn.Module):
         self.hidden = nn.Linear(1, width)
         self.output = nn.Linear(width, num_heads)
 
-    def forward(self, positions: Tensor) -> Tensor:
+    def forward(self, query_positions: Tensor, key_positions: Tensor | None = None) -> Tensor:
         """Return the bias of each query and key, in float32 (float64 for float64 parameters), also under autocast.
 
         Args:
-            positions: Int tensor [1 or B, L] of both queries and keys, from 0 in each sequence.
+            query_positions: Int tensor [1 or B, Lq], from 0 in each sequence.
+            key_positions: Int tensor [1 or B, Lk], likewise; by default those of the queries.
 
         Returns:
-            [1 or B, num_heads, L, L].
+            [1 or B, num_heads, Lq, Lk].
         """
         dtype = torch.promote_types(self.scale.dtype, torch.float32)
         scale = self.scale.to(dtype).abs()
         threshold = (self.threshold_factor.to(dtype) * self.initial_threshold).abs()
-        place = positions.to(dtype)
-        distance = (place[:, :, None] - place[:, None, :]).abs()
-        reach = torch.maximum(place[:, :, None], place[:, None, :]).maximum(threshold)
+        keys = query_positions if key_positions is None else key_positions
+        query, key = query_positions.to(dtype)[:, :, None], keys.to(dtype)[:, None]
+        distance = (query - key).abs()
+        reach = torch.maximum(query, key).maximum(threshold)
         share = torch.log1p(scale * distance) / (torch.log1p(scale * reach) + _EPSILON)
-        with torch.autocast(positions.device.type, enabled=False):
+        with torch.autocast(query.device.type, enabled=False):
             hidden = F.linear(share[..., None], self.hidden.weight.to(dtype), self.hidden.bias.to(dtype)).relu()
             bias = F.linear(hidden, self.output.weight.to(dtype), self.output.bias.to(dtype))
         return bias.permute(0, 3, 1, 2).contiguous()

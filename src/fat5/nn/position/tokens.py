@@ -45,8 +45,9 @@ def token_positions(layout: SequenceLayout, num_tokens: int, device: torch.devic
         return rows - packed_tokens(layout.cu_seqlens, num_tokens).start
     starts = _first_slots(layout)
     # Rows that all start at 0 share their positions: worth the wait for the device, as what is made of the positions
-    # is quadratic. A traced graph cannot look.
-    if starts is None or not (torch.compiler.is_compiling() or starts.any()):
+    # is quadratic. A graph cannot look, traced or captured.
+    in_graph = torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+    if starts is None or not (in_graph or starts.any()):
         return rows[None]
     return (rows - starts[:, None]).clamp_min(0)
 

@@ -25,6 +25,8 @@ def autotuning() -> bool:
 
 
 def _candidates(kernel: str) -> list[Tile]:
+    if kernel == "decode":  # its queries are given
+        return [Tile(16, n, w, s) for n, w, s in itertools.product((32, 64, 128), (2, 4, 8), (2, 3, 4, 5))]
     sides = (32, 64, 128)
     tiles = [Tile(m, n, w, s) for m, n, w, s in itertools.product(sides, sides, (4, 8), (1, 2, 3))]
     if kernel == "query":  # the band kernel's tiles divide the query kernel's

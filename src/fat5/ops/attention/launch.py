@@ -16,6 +16,7 @@ from fat5.ops.attention import tile_scores as scores
 from fat5.ops.attention.autotune import autotuned_tile, autotuning
 from fat5.ops.attention.backward import delta_kernel, key_value_kernel
 from fat5.ops.attention.bias_gradient import band_kernel, dense_bias_kernel, table_kernel
+from fat5.ops.attention.decode_launch import is_decoding, run_decode, split_count
 from fat5.ops.attention.document_tiles import document_tiles
 from fat5.ops.attention.forward import forward_kernel
 from fat5.ops.attention.problem import Problem
@@ -207,6 +208,9 @@ def run_forward(problem: Problem) -> tuple[Tensor, Tensor]:
     arguments = {"O": out, "LSE": lse, **_strides("o", out), **_common(problem)}
     arguments |= _any_bias(problem)
 
+    def decode(tile: Tile) -> None:
+        run_decode(problem, tile, arguments, split_count(problem, _processors(out.device)))
+
     def run(tile: Tile) -> None:
         tiles = _query_tiles(problem, tile.queries)
         even_m, even_n = _even(problem, tile)
@@ -217,7 +221,10 @@ def run_forward(problem: Problem) -> tuple[Tensor, Tensor]:
         )  # fmt: skip
 
     with _on_device(out):
-        _launch("forward", problem, run)
+        if is_decoding(problem):
+            _launch("decode", problem, decode)
+        else:
+            _launch("forward", problem, run)
     return out, lse
 
 

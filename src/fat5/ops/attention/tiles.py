@@ -11,7 +11,7 @@ from dataclasses import dataclass
 SHARED_MEMORY = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
 """Bytes of shared memory that one block may use, by architecture (compute capability times ten)."""
 
-KERNELS = ("forward", "key_value", "query", "band", "dense_bias")
+KERNELS = ("forward", "decode", "key_value", "query", "band", "dense_bias")
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Tile:
     """Size of a tile of scores and how it is run.
 
     Args:
-        queries: Rows, a power of two of at least 16.
+        queries: Rows, a power of two of at least 16; always 16 in the decode kernel.
         keys: Columns, likewise. The query kernel's `queries` is a multiple of its `keys`, the side of the band's tiles.
         warps: Warps a program.
         stages: Depth of the software pipeline.
@@ -45,6 +45,11 @@ _AMPERE = {  # sm_80: 163 KB of shared memory
     ("forward", 64): Tile(128, 64, 4, 3),
     ("forward", 128): Tile(128, 64, 8, 2),
     ("forward", 256): Tile(64, 64, 8, 2),
+    ("decode", 16): Tile(16, 64, 4, 4),
+    ("decode", 32): Tile(16, 64, 4, 4),
+    ("decode", 64): Tile(16, 64, 4, 4),
+    ("decode", 128): Tile(16, 64, 4, 3),
+    ("decode", 256): Tile(16, 32, 4, 3),
     ("key_value", 16): Tile(64, 64, 4, 2),
     ("key_value", 32): Tile(64, 64, 4, 2),
     ("key_value", 64): Tile(32, 64, 4, 2),
@@ -70,6 +75,8 @@ _AMPERE = {  # sm_80: 163 KB of shared memory
 _SMALL = _AMPERE | {  # sm_86, sm_89, sm_120: about 99 KB of shared memory
     ("forward", 128): Tile(64, 64, 4, 2),
     ("forward", 256): Tile(32, 32, 4, 1),
+    ("decode", 128): Tile(16, 64, 4, 2),
+    ("decode", 256): Tile(16, 32, 4, 2),
     ("query", 128): Tile(64, 64, 4, 2),
     ("query", 256): Tile(32, 32, 4, 2),
     ("band", 128): Tile(64, 64, 4, 1),

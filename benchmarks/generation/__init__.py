@@ -1,0 +1,1 @@
+"""The `generation` case: greedy search and beams beside Transformers' T5."""

@@ -1,0 +1,55 @@
+"""CUDA graphs: whether a decoder's step can be one, and making it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fat5.ops.attention.backends import choose_backend, torch_attention
+
+if TYPE_CHECKING:
+    from fat5.models.modeling import FAT5ForConditionalGeneration
+
+_WARM_UP_STEPS = 2
+
+
+def can_capture(model: FAT5ForConditionalGeneration) -> bool:
+    """Return whether a step of this model can be a CUDA graph: on a GPU, with attention that never asks the host."""
+    weight = model.shared.weight
+    if not weight.is_cuda or model.training or torch.is_autocast_enabled("cuda"):
+        return False
+    if any(module._forward_hooks or module._forward_pre_hooks for module in model.decoder.modules()):
+        return False  # a graph would call them once, while it is made
+    heads = weight.new_empty(1, 1, model.config.num_heads, model.config.d_kv)
+    return choose_backend(model.config.attention_backend, heads) is not torch_attention
+
+
+def record_graph(function: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
+    """Return what runs a function of tensors at fixed addresses as a CUDA graph, and returns its result in place.
+
+    Raises:
+        RuntimeError: The function does something that a graph cannot hold, such as waiting for the device.
+    """
+    with torch.cuda.device(device):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP_STEPS):  # compiles kernels and lets libraries allocate
+                function()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                result = function()
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise RuntimeError(f"a step cannot be a CUDA graph ({reason}); generate without cuda_graph") from error
+
+    def replay() -> Tensor:
+        graph.replay()
+        return result
+
+    return replay

@@ -1,0 +1,204 @@
+"""`generate(cuda_graph=True)`: the same tokens as `generate`, whatever runs its steps.
+
+On a CPU there are no graphs. `device_steps` runs steps as a graph would be captured: with the number of tokens on the
+device and buffers seen whole. GPU tests capture.
+"""
+
+import pytest
+import torch
+from transformers import MaxLengthCriteria, StoppingCriteriaList
+
+from fat5.models import decoding, step_cache
+from tests.models.position_variants import ENCODINGS, make
+
+STEPS = ["host", "device"]
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """The steps that were captured, one an entry."""
+    captured = []
+
+    def record(function, device):
+        captured.append(function)
+        for _ in range(2):  # what buffers hold after a capture has no meaning
+            function()
+        return function
+
+    monkeypatch.setattr(step_cache, "record_graph", record)
+    return captured
+
+
+@pytest.fixture(params=STEPS)
+def steps(request, monkeypatch, captures):
+    if request.param == "device":
+        monkeypatch.setattr(decoding, "can_capture", lambda model: True)
+    return request.param
+
+
+def make_model(encoding, **changes):
+    model = make(encoding, **changes)
+    torch.nn.init.normal_(model.lm_head.weight)
+    return model
+
+
+def batch(holes=False):
+    ids, mask = torch.randint(2, 97, (4, 40)), torch.ones(4, 40, dtype=torch.int64)
+    mask[0, 25:] = 0
+    mask[1, :13] = 0
+    mask[3, 4:7] = 0 if holes else 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+PROMPT = {"decoder_input_ids": torch.randint(2, 97, (4, 5), generator=torch.Generator().manual_seed(0))}
+PROMPT["decoder_input_ids"][:, 0] = 0
+MASK = torch.ones(4, 5, dtype=torch.int64)
+MASK[1, :2] = MASK[2, :4] = 0
+WISHES = {
+    "greedy": {},
+    "beams": {"num_beams": 3, "num_return_sequences": 2},
+    "prompt": PROMPT,
+    "padded prompt": PROMPT | {"decoder_attention_mask": MASK},
+    "beams of a padded prompt": PROMPT | {"decoder_attention_mask": MASK, "num_beams": 2},
+    "samples": {"do_sample": True, "num_return_sequences": 2},
+}
+
+
+@pytest.mark.parametrize(
+    ("encoding", "holes"),
+    [("relative", True), ("xpos", False), ("fire", False)]
+    + [pytest.param(name, holes, marks=pytest.mark.slow) for name in ENCODINGS for holes in (False, True)],
+)
+def test_equals_generate(encoding, holes, steps, captures):
+    model, inputs = make_model(encoding), batch(holes)
+    for wish, options in WISHES.items():
+        options = inputs | {"max_new_tokens": 12, "do_sample": False, "eos_token_id": 7} | options
+        torch.manual_seed(1)
+        want = model.generate(**options)
+        torch.manual_seed(1)
+        got = model.generate(**options, cuda_graph=True)
+        assert torch.equal(got, want), wish
+        assert len(want.unique()) > 3, wish
+    assert bool(captures) == (steps == "device")
+
+
+def test_rows_end_where_they_end_in_generate(steps):
+    """Each row at its EOS, the loop when all have ended, one step or many before it looks."""
+    model, inputs = make_model("relative"), batch()
+    free = model.generate(**inputs, max_new_tokens=60, do_sample=False, eos_token_id=None)
+    lengths = set()
+    for eos in (free[0, 3], free[1, 9], free[2, 20]):
+        options = inputs | {"max_new_tokens": 60, "do_sample": False, "pad_token_id": 96}
+        options |= {"eos_token_id": [int(eos), *range(2, 40)]}
+        want, got = model.generate(**options), model.generate(**options, cuda_graph=True)
+        assert torch.equal(got, want)
+        lengths.add(want.shape[1])
+    assert min(lengths) < 61
+    stop = StoppingCriteriaList([MaxLengthCriteria(9)])
+    assert model.generate(**inputs, max_new_tokens=60, stopping_criteria=stop, cuda_graph=True).shape[1] <= 9
+    assert model.generate(**inputs, max_new_tokens=1, cuda_graph=True).shape == (4, 2)
+
+
+@pytest.mark.parametrize("steps", ["device"], indirect=True)
+def test_steps_are_reused(steps, captures):
+    model = make_model("relative")
+    options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
+    for length, rows in ((40, 4), (33, 4), (50, 4)):
+        inputs = {"input_ids": torch.randint(2, 97, (rows, length))}
+        assert torch.equal(model.generate(**inputs, **options, cuda_graph=True), model.generate(**inputs, **options))
+    assert len(captures) == 1
+    attention, feed_forward = model.decoder.block[1].layer[0].SelfAttention, model.decoder.block[1].layer[2]
+    with torch.no_grad():
+        for weight in (attention.v.weight, *(p for p in feed_forward.parameters() if p.ndim == 2)):
+            weight.mul_(-3)
+    assert torch.equal(model.generate(**inputs, **options, cuda_graph=True), model.generate(**inputs, **options))
+    assert len(captures) == 1, "a graph reads changed weights where they are"
+    block = model.decoder.block[1].layer[2].DenseReluDense
+    block.wo.weight = torch.nn.Parameter(-block.wo.weight.detach().clone())
+    assert torch.equal(model.generate(**inputs, **options, cuda_graph=True), model.generate(**inputs, **options))
+    assert len(captures) == 2, "weights elsewhere need another graph"
+    with torch.inference_mode():
+        model.generate(input_ids=torch.randint(2, 97, (2, 5)), **options, cuda_graph=True)
+    model.generate(input_ids=torch.randint(2, 97, (2, 5)), **options, cuda_graph=True)
+    assert len(captures) == 3
+
+
+class Adapter(torch.nn.Linear):
+    """A layer whose weight says less than its forward does, as an adapter's."""
+
+    def forward(self, x):
+        return super().forward(x) * 1.5 + 0.1
+
+
+def test_layers_that_are_no_plain_weights_are_called(steps):
+    model, inputs = make_model("relative"), batch()
+    plain = model.generate(**inputs, max_new_tokens=20, do_sample=False)
+    block = model.decoder.block[1]
+    for owner, name in ((block.layer[0].SelfAttention, "v"), (block.layer[2].DenseReluDense, "wi_0")):
+        layer = getattr(owner, name)
+        adapter = Adapter(layer.in_features, layer.out_features, bias=False)
+        adapter.weight = layer.weight
+        setattr(owner, name, adapter)
+    want = model.generate(**inputs, max_new_tokens=20, do_sample=False)
+    assert not torch.equal(want, plain)
+    assert torch.equal(model.generate(**inputs, max_new_tokens=20, do_sample=False, cuda_graph=True), want)
+
+
+@pytest.mark.parametrize("steps", ["device"], indirect=True)
+def test_the_decode_kernel_in_a_step(steps):
+    """Through Triton's interpreter: the kernel that a GPU runs, with its bounds on the device."""
+    pytest.importorskip("triton")
+    model, inputs = make_model("relative", d_kv=16, num_heads=2, num_layers=1, num_decoder_layers=1), batch()
+    inputs = {name: value[:2] for name, value in inputs.items()}
+    options = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None}
+    wants = [model.generate(**inputs, **options), model.generate(**inputs, **options, num_beams=2)]
+    for block in (*model.encoder.block, *model.decoder.block):
+        for layer in block.layer[:-1]:
+            getattr(layer, "SelfAttention", getattr(layer, "EncDecAttention", None)).backend = "triton"
+    for want, beams in zip(wants, (1, 2), strict=True):
+        assert torch.equal(model.generate(**inputs, **options, num_beams=beams, cuda_graph=True), want)
+
+
+def test_what_a_graph_does_not_do_is_refused():
+    class Streamer:
+        put = print
+
+    model, inputs = make_model("relative"), batch()
+    for wish, message in (
+        ({"use_cache": False}, "got use_cache=False with cuda_graph=True"),
+        ({"assistant_model": model}, "got assistant_model with cuda_graph=True"),
+        ({"prompt_lookup_num_tokens": 3}, "got assisted generation with cuda_graph=True"),
+        ({"output_attentions": True, "return_dict_in_generate": True}, "whose steps make no weights"),
+        ({"streamer": Streamer(), "num_beams": 2}, "got a streamer with beams"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.generate(**inputs, max_new_tokens=4, cuda_graph=True, **wish)
+    model.hf_device_map = {"encoder": 0, "decoder": "cpu"}
+    with pytest.raises(ValueError, match="spread over"):
+        model.generate(**inputs, max_new_tokens=4, cuda_graph=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("encoding", ["relative", "alibi, learned", "xpos", "fire", "none"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_captured_steps_equal_generate(encoding, dtype):
+    """In float32 the same tokens. In bfloat16 rounding may choose between equals: each is the best but for that."""
+    model = make_model(encoding, d_kv=64, num_heads=4, d_model=128).to("cuda", dtype)
+    inputs = {name: value.cuda() for name, value in batch().items()}
+    for wish, options in WISHES.items():
+        options = {k: v.cuda() if isinstance(v, torch.Tensor) else v for k, v in options.items()}
+        options = inputs | {"max_new_tokens": 100, "do_sample": False, "eos_token_id": None} | options
+        got = model.generate(**options, cuda_graph=True)
+        again = model.generate(**options, cuda_graph=True)
+        if not options["do_sample"]:
+            assert torch.equal(got, again), wish
+        if dtype == torch.float32 and not options["do_sample"]:
+            assert torch.equal(got, model.generate(**options)), wish
+            if wish == "greedy" and encoding == "relative":  # compiled by Transformers
+                assert torch.equal(got, model.generate(**options, cache_implementation="static"))
+        elif wish == "greedy":
+            with torch.no_grad():
+                logits = model(**inputs, decoder_input_ids=got[:, :-1]).logits.float()
+            chosen = logits.gather(-1, got[:, 1:, None])[..., 0]
+            assert (logits.amax(-1) - chosen).max() < 0.05 * logits.std()
