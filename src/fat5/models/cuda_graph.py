@@ -28,7 +28,11 @@ def can_capture(model: FAT5ForConditionalGeneration) -> bool:
 
 
 def record_graph(function: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
-    """Return what runs a function of tensors at fixed addresses as a CUDA graph, and returns its result in place."""
+    """Return what runs a function of tensors at fixed addresses as a CUDA graph, and returns its result in place.
+
+    Raises:
+        RuntimeError: The function does something that a graph cannot hold, such as waiting for the device.
+    """
     with torch.cuda.device(device):
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -37,8 +41,12 @@ def record_graph(function: Callable[[], Tensor], device: torch.device) -> Callab
                 function()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            result = function()
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                result = function()
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise RuntimeError(f"a step cannot be a CUDA graph ({reason}); generate without cuda_graph") from error
 
     def replay() -> Tensor:
         graph.replay()
