@@ -217,6 +217,18 @@ def test_a_head_starts_from_any_body(head, source, tmp_path, texts, caplog):
     assert model.get_input_embeddings().weight is model.transformer.encoder.embed_tokens.weight
 
 
+def test_an_encoder_s_configuration_says_that_it_is_one(tmp_path):
+    """Other tools look there; the configuration that was given stays as it is."""
+    config = FAT5Config(**SIZES)
+    whole, head = FAT5ForConditionalGeneration(config), FAT5ForSequenceClassification(config)
+    assert config.is_encoder_decoder is whole.config.is_encoder_decoder is True
+    assert head.config is head.transformer.config is head.transformer.encoder.config
+    assert not head.config.is_encoder_decoder
+    head.transformer.save_pretrained(tmp_path)
+    assert not FAT5Config.from_pretrained(tmp_path).is_encoder_decoder
+    assert FAT5ForConditionalGeneration(head.config).config.is_encoder_decoder
+
+
 @pytest.mark.parametrize("head", HEADS)
 def test_round_trip_and_the_way_back_to_the_encoder(head, tmp_path, texts):
     model = make(head, num_labels=3)

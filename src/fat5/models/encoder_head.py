@@ -24,7 +24,7 @@ class FAT5EncoderHead(FAT5PreTrainedModel):
 
     def __init__(self, config: FAT5Config) -> None:
         super().__init__(config)
-        self.transformer = FAT5EncoderModel(config)
+        self.transformer = FAT5EncoderModel(self.config)
 
     def get_encoder(self, modality: str | None = None) -> FAT5Stack:
         """Return the encoder's stack."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, cast
 
 import torch
@@ -30,9 +31,17 @@ class FAT5PreTrainedModel(CheckpointLoading):
 
     config_class = FAT5Config
     config: FAT5Config
+    has_decoder = False
     base_model_prefix = "transformer"
     supports_gradient_checkpointing = True
     _no_split_modules = [FAT5Block.__name__]  # noqa: RUF012
+
+    def __init__(self, config: FAT5Config) -> None:
+        if config.is_encoder_decoder != self.has_decoder:
+            # A configuration of its own, since the one given may serve a model of the other kind, too.
+            config = copy.deepcopy(config)
+            config.is_encoder_decoder = self.has_decoder
+        super().__init__(config)
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
         # For classes outside its own package Transformers skips modules that own no parameter, in case they overwrite
@@ -119,7 +128,7 @@ class FAT5EncoderModel(FAT5PreTrainedModel):
     def __init__(self, config: FAT5Config) -> None:
         super().__init__(config)
         self.shared = nn.Embedding(config.vocab_size, config.d_model)
-        self.encoder = FAT5Stack(config, is_decoder=False)
+        self.encoder = FAT5Stack(self.config, is_decoder=False)
         self.post_init()
 
     def get_encoder(self, modality: str | None = None) -> FAT5Stack:
@@ -153,6 +162,8 @@ class FAT5EncoderModel(FAT5PreTrainedModel):
 class FAT5ForConditionalGeneration(FAT5PreTrainedModel, FAT5GenerationMixin):
     """Encoder and decoder with a language modelling head."""
 
+    has_decoder = True
+
     _tied_weights_keys = {  # noqa: RUF012
         "encoder.embed_tokens.weight": "shared.weight",
         "decoder.embed_tokens.weight": "shared.weight",
@@ -163,8 +174,8 @@ class FAT5ForConditionalGeneration(FAT5PreTrainedModel, FAT5GenerationMixin):
     def __init__(self, config: FAT5Config) -> None:
         super().__init__(config)
         self.shared = nn.Embedding(config.vocab_size, config.d_model)
-        self.encoder = FAT5Stack(config, is_decoder=False)
-        self.decoder = FAT5Stack(config, is_decoder=True)
+        self.encoder = FAT5Stack(self.config, is_decoder=False)
+        self.decoder = FAT5Stack(self.config, is_decoder=True)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.post_init()
 
