@@ -9,8 +9,7 @@ import math
 import pytest
 import torch
 
-from fat5.optim import AdamWScale
-from fat5.optim import adamw_scale as module
+from fat5.optim import AdamWScale, torch_updates
 
 SHAPES = ((5, 7), (11,), (), (2, 3, 4), (0, 4))
 
@@ -65,7 +64,7 @@ def test_equals_the_formula_in_float64(foreach, betas, weight_decay, size):
 @pytest.mark.parametrize("kahan", [False, True])
 @pytest.mark.parametrize("lr", [0.01, torch.tensor(0.01)])
 def test_foreach_equals_single_tensor(dtype, kahan, lr, monkeypatch):
-    monkeypatch.setattr(module, "_BUCKET_ELEMENTS", 40)  # several buckets
+    monkeypatch.setattr(torch_updates, "_BUCKET_ELEMENTS", 40)  # several buckets
     results = []
     for foreach in (False, True):
         parameters = parameters_of(dtype)

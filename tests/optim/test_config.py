@@ -30,6 +30,7 @@ def test_builds_adamw_scale_with_its_settings():
             "weight_decay": decay,
             "kahan": False,
             "foreach": True,
+            "fused": None,
         }
 
 
@@ -90,6 +91,7 @@ def test_builds_the_schedule_in_steps_or_shares_of_the_run(config, total, zeros,
         ({"eps": 0.0}, "eps > 0"),
         ({"weight_decay": -1.0}, "weight_decay >= 0"),
         ({"name": "adamw", "kahan": True}, "kahan is for adamw_scale"),
+        ({"fused": True, "foreach": True}, "optimizer: expected at most one of foreach and fused to be true, got both"),
     ],
 )
 def test_bad_optimizer_settings_are_named(settings, message):
