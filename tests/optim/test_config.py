@@ -43,6 +43,21 @@ def test_defaults_follow_the_optimizer():
     assert build_optimizer(model(), OptimizerConfig(name="adamw", foreach=True)).defaults["foreach"] is True
 
 
+def test_fused_kernels_are_refused_where_they_cannot_run(monkeypatch):
+    config = OptimizerConfig(fused=True)
+    with pytest.raises(ConfigError, match=r"optimizer.fused is true, which does not work here: .*torch.float64"):
+        build_optimizer(model().double(), config)
+    monkeypatch.setattr("fat5.optim.config.unavailable", lambda: "there is no CUDA GPU")
+    with pytest.raises(ConfigError, match=r"there is no CUDA GPU; leave it out"):
+        build_optimizer(model(), config)
+
+
+@pytest.mark.parametrize("name", ["adamw_scale", "adamw"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_form_is_passed_on(name, fused):
+    assert build_optimizer(model(), OptimizerConfig(name=name, fused=fused)).defaults["fused"] is fused
+
+
 @pytest.mark.parametrize("name", ["adamw_scale", "adamw"])
 def test_each_optimizer_learns(name):
     layer = model()

@@ -14,6 +14,7 @@ from torch.optim.optimizer import ParamsT
 from fat5.optim.fused_update import FusedUpdate, Work, refuses_entry, unavailable
 from fat5.optim.torch_updates import Entry, Settings, grad_norms, update_each, update_many
 
+_LOW_PRECISION = frozenset({torch.bfloat16, torch.float16})
 # How the step is computed is the machine's affair: a loaded state dict does not change it.
 _FORMS = ("foreach", "fused")
 _SHARDED = {
@@ -181,11 +182,11 @@ class AdamWScale(torch.optim.Optimizer):
         """Return what the kernels are to do, and what PyTorch's operations are, with the form of each group."""
         fused, others = [], []
         for group in self.param_groups:
-            entries: list[Entry] = [
-                (parameter, parameter.grad, self._state_of(parameter, parameter.grad, group["kahan"]))
-                for parameter in group["params"]
-                if parameter.grad is not None
-            ]
+            entries: list[Entry] = []
+            for parameter in group["params"]:
+                grad = parameter.grad
+                if grad is not None:
+                    entries.append((parameter, grad, self._state_of(parameter, grad, group["kahan"])))
             if not entries:
                 continue
             beta1, beta2 = group["betas"]
@@ -220,9 +221,10 @@ class AdamWScale(torch.optim.Optimizer):
                 "AdamWScale: expected dense gradients, got a sparse one; use sparse=False in the embedding"
             )
         state = self.state[parameter]
-        names = ["exp_avg", "exp_avg_sq"]
-        if kahan and _state_dtype("exp_avg_sq", parameter) != parameter.dtype:
-            names.append("compensation")
+        compensated = kahan and parameter.dtype in _LOW_PRECISION
+        if "step" in state and ("compensation" in state) == compensated:
+            return state
+        names = ["exp_avg", "exp_avg_sq", *(["compensation"] if compensated else [])]
         if "step" not in state:
             _check_whole(parameter)  # again: parameters are sharded in their place after the optimizer is made
             if parameter.is_cuda and torch.cuda.is_current_stream_capturing():

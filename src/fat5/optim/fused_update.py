@@ -25,7 +25,7 @@ if importlib.util.find_spec("triton") is not None:
 
     _TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
 _VECTOR_BYTES = 16
 _SCALARS_BLOCK, _CLIP_BLOCK = 1024, 4096
 
@@ -75,13 +75,13 @@ def refuses(parameter: Tensor) -> str | None:
 def refuses_entry(entry: Entry) -> str | None:
     """Return why the kernels cannot take this parameter with its gradient and its state, None if they can."""
     parameter, grad, state = entry
-    first = state["exp_avg"]
     reason = refuses(parameter)
     if reason is not None:
         return reason
+    first, dtype = state["exp_avg"], parameter.dtype
     if grad.dtype not in DTYPES:
         return f"the kernels take bfloat16, float16 and float32 gradients, not {grad.dtype}"
-    if (first.shape, first.dtype, first.device) != (parameter.shape, parameter.dtype, parameter.device):
+    if first.dtype != dtype or first.numel() != parameter.numel() or first.is_cuda != parameter.is_cuda:
         return f"a parameter is {_described(parameter)} now, but its state {_described(first)}"
     return None
 
@@ -230,7 +230,7 @@ class FusedUpdate:
 
     def _batches(self, work: Work) -> dict[_Key, _Batch]:
         """Sort all tensors into as few launches as their types allow."""
-        batches: dict[_Key, _Batch] = {}
+        batches: dict[tuple[Any, ...], _Batch] = {}
         numbers: dict[tuple[float, float, float], int] = {}
         chunk = self.launch.chunk
         for settings, entries in work:
@@ -241,10 +241,10 @@ class FusedUpdate:
                 addresses = (parameter.data_ptr(), state["exp_avg"].data_ptr(), state["exp_avg_sq"].data_ptr(), low)
                 gradient = grad.data_ptr()
                 aligned = (addresses[0] | addresses[1] | addresses[2] | low | gradient) % _VECTOR_BYTES == 0
-                key = _Key(parameter.device, parameter.dtype, grad.dtype, compensation is not None, aligned, betas)
-                batch = batches.get(key)
+                kind = (parameter.device, parameter.dtype, grad.dtype, compensation is not None, aligned, betas)
+                batch = batches.get(kind)
                 if batch is None:
-                    batch = batches[key] = _Batch()
+                    batch = batches[kind] = _Batch()
                 numel = parameter.numel()
                 batch.rows += (*addresses, state["step"].data_ptr(), numel, batch.chunks, 0)
                 batch.gradients.append(gradient)
@@ -254,7 +254,7 @@ class FusedUpdate:
                     batch.groups[-1] = (settings, batch.groups[-1][1] + 1)
                 else:
                     batch.groups.append((settings, 1))
-        return batches
+        return {_Key(*kind): batch for kind, batch in batches.items()}
 
     def _table(self, key: _Key, batch: _Batch) -> _Table:
         """Return the tables of a batch: the last ones where they still hold, else new ones."""
