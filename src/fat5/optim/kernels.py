@@ -158,46 +158,43 @@ def scalars_kernel(
 
 @triton.jit
 def _update(
-    row,
-    gradient,
-    scalars,
-    grad_scale,
-    start,
+    parameters,
+    gradients,
+    firsts,
+    seconds,
+    compensations,
     rest,
+    grad_scale,
+    step_size,
+    root_factor,
+    decay,
     one_minus_beta1,
     beta2,
     one_minus_beta2,
     eps,
-    TYPE: tl.constexpr,
-    GRAD_TYPE: tl.constexpr,
-    KAHAN: tl.constexpr,
-    VECTOR: tl.constexpr,
     BLOCK: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
+    """Update the block at these pointers to its first elements; `compensations` may be None."""
     offsets = tl.arange(0, BLOCK)
-    parameters = _elements(tl.load(row + PARAMETER), start, TYPE, VECTOR) + offsets
-    firsts = _elements(tl.load(row + EXP_AVG), start, TYPE, VECTOR) + offsets
-    seconds = _elements(tl.load(row + EXP_AVG_SQ), start, tl.float32, VECTOR) + offsets
-    gradients = _elements(gradient, start, GRAD_TYPE, VECTOR) + offsets
-    value = _load(parameters, rest, offsets, WHOLE)
-    grad = _load(gradients, rest, offsets, WHOLE)
-    first = _load(firsts, rest, offsets, WHOLE)
-    second = _load(seconds, rest, offsets, WHOLE)
-    if KAHAN:
-        compensations = _elements(tl.load(row + COMPENSATION), start, TYPE, VECTOR) + offsets
-        value += _load(compensations, rest, offsets, WHOLE)
+    value = _load(parameters + offsets, rest, offsets, WHOLE)
+    grad = _load(gradients + offsets, rest, offsets, WHOLE)
+    first = _load(firsts + offsets, rest, offsets, WHOLE)
+    second = _load(seconds + offsets, rest, offsets, WHOLE)
+    if compensations is not None:
+        value += _load(compensations + offsets, rest, offsets, WHOLE)
     grad *= grad_scale
     first += one_minus_beta1 * (grad - first)
     second = beta2 * second + one_minus_beta2 * grad * grad
-    denominator = tl.sqrt(second) * tl.load(scalars + ROOT_FACTOR) + eps
-    value = value * tl.load(scalars + DECAY) - tl.load(scalars + STEP_SIZE) * (first / denominator)
-    rounded = value.to(TYPE)
-    _store(firsts, first.to(TYPE), rest, offsets, WHOLE)
-    _store(seconds, second, rest, offsets, WHOLE)
-    _store(parameters, rounded, rest, offsets, WHOLE)
-    if KAHAN:
-        _store(compensations, (value - rounded.to(tl.float32)).to(TYPE), rest, offsets, WHOLE)
+    denominator = tl.sqrt(second) * root_factor + eps
+    value = value * decay - step_size * (first / denominator)
+    rounded = value.to(parameters.dtype.element_ty)
+    _store(firsts + offsets, first.to(firsts.dtype.element_ty), rest, offsets, WHOLE)
+    _store(seconds + offsets, second, rest, offsets, WHOLE)
+    _store(parameters + offsets, rounded, rest, offsets, WHOLE)
+    if compensations is not None:
+        left = value - rounded.to(tl.float32)
+        _store(compensations + offsets, left.to(compensations.dtype.element_ty), rest, offsets, WHOLE)
 
 
 @triton.jit
@@ -226,15 +223,19 @@ def update_kernel(
     row = Table + owner * COLUMNS
     start = ((chunk - tl.load(row + FIRST_CHUNK)) * BLOCKS_A_CHUNK + block % BLOCKS_A_CHUNK) * BLOCK
     rest = tl.load(row + NUMEL) - start
-    gradient = tl.load(Gradients + owner)
+    # All of them before the branch, so that they are on their way together.
+    parameters = _elements(tl.load(row + PARAMETER), start, TYPE, VECTOR)
+    gradients = _elements(tl.load(Gradients + owner), start, GRAD_TYPE, VECTOR)
+    firsts = _elements(tl.load(row + EXP_AVG), start, TYPE, VECTOR)
+    seconds = _elements(tl.load(row + EXP_AVG_SQ), start, tl.float32, VECTOR)
+    compensations = _elements(tl.load(row + COMPENSATION), start, TYPE, VECTOR) if KAHAN else None
     scalars = Scalars + owner * SCALARS
-    if GradScale is not None:
-        grad_scale = tl.load(GradScale)
-    else:
-        grad_scale = 1.0
+    step_size, root_factor = tl.load(scalars + STEP_SIZE), tl.load(scalars + ROOT_FACTOR)
+    decay = tl.load(scalars + DECAY)
+    grad_scale = tl.load(GradScale) if GradScale is not None else 1.0
     if rest >= BLOCK:
-        _update(row, gradient, scalars, grad_scale, start, rest, one_minus_beta1, beta2, one_minus_beta2, eps,
-                TYPE, GRAD_TYPE, KAHAN, VECTOR, BLOCK, True)  # fmt: skip
+        _update(parameters, gradients, firsts, seconds, compensations, rest, grad_scale, step_size, root_factor, decay,
+                one_minus_beta1, beta2, one_minus_beta2, eps, BLOCK, True)  # fmt: skip
     elif rest > 0:
-        _update(row, gradient, scalars, grad_scale, start, rest, one_minus_beta1, beta2, one_minus_beta2, eps,
-                TYPE, GRAD_TYPE, KAHAN, VECTOR, BLOCK, False)  # fmt: skip
+        _update(parameters, gradients, firsts, seconds, compensations, rest, grad_scale, step_size, root_factor, decay,
+                one_minus_beta1, beta2, one_minus_beta2, eps, BLOCK, False)  # fmt: skip
