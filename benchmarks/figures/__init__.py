@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.elementwise import places
 from benchmarks.figures import attention, collator, optimizer
+from benchmarks.figures.bandwidth import draw_shares
 from benchmarks.results import read_rows
 from fat5.files import atomic_file
 
@@ -19,6 +22,9 @@ FIGURES: dict[str, tuple[str, _Draw]] = {
     "attention_speed": ("attention", attention.draw_speed),
     "attention_memory": ("attention", attention.draw_memory),
     "collator_workers": ("collator", collator.draw_workers),
+    "rms_norm": ("rms_norm", partial(draw_shares, title="RMS norm", place=places.rms_norm)),
+    "rotary": ("rotary", partial(draw_shares, title="Rotary embedding", place=places.rotary)),
+    "geglu": ("geglu", partial(draw_shares, title="Gated GELU", place=places.geglu)),
     "optimizer": ("optimizer", optimizer.draw_step),
 }
 """By the name of the file: the case it is drawn from, and a function that returns None where rows are missing."""

@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, told apart by colour-blind eyes; the markers differ too.
 _LOOKS = {
+    "torch": ("#E69F00", "P"),
+    "transformers": ("#999999", "v"),
     "fat5-triton": ("#0072B2", "o"),
     "fat5-hopper": ("#D55E00", "s"),
     "cudnn": ("#555555", "D"),
@@ -23,6 +25,8 @@ _LOOKS = {
 _OTHERS = (("#009E73", "<"), ("#F0E442", ">"), ("#000000", "h"))
 
 LABELS = {
+    "torch": "PyTorch",
+    "transformers": "Transformers' layer",
     "cudnn": "cuDNN, no bias",
     "fa2": "FlashAttention-2, no bias",
     "cudnn-bias": "cuDNN, bias materialised, without its gradient",

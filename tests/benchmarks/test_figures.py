@@ -41,6 +41,21 @@ def collator_rows() -> list[dict]:
     ]
 
 
+BANDWIDTH_COLUMNS = {
+    "rms_norm": {"operation": "rms_norm", "rows": 8, "width": 4},
+    "rotary": {"tokens": 8, "heads": 2, "head_dim": 4, "interleaved": False},
+    "geglu": {"rows": 8, "width": 4, "approximate": "tanh", "layout": "apart"},
+}
+
+
+def bandwidth_rows(case: str) -> list[dict]:
+    base = {**ENVIRONMENT, "case": case, "date": "2026-01-01T00:00:00Z", "dtype": "bf16", **BANDWIDTH_COLUMNS[case]}
+    return [
+        {**base, "implementation": "fat5-triton", "phase": phase, "p50_ms": 1.0, "gb_per_s": 3, "copy_gb_per_s": 4}
+        for phase in ("forward", "backward")
+    ]
+
+
 def has_color(path, color: str) -> bool:
     pixels = image.imread(path)[..., :3]
     return bool((np.abs(pixels - np.array(colors.to_rgb(color))).max(-1) < 0.02).sum() > 30)
@@ -49,9 +64,11 @@ def has_color(path, color: str) -> bool:
 def test_figures_show_their_implementations(tmp_path, capsys):
     append_rows(tmp_path / "attention.csv", attention_rows("2026-01-01T00:00:00Z"))
     append_rows(tmp_path / "collator.csv", collator_rows())
+    for case in BANDWIDTH_COLUMNS:
+        append_rows(tmp_path / f"{case}.csv", bandwidth_rows(case))
     assert main(["plot", "--results", str(tmp_path), "--figures", str(tmp_path / "figures")]) == 0
     assert sorted(file.stem for file in (tmp_path / "figures").iterdir()) == sorted(FIGURES)
-    for name in ("attention_speed", "attention_memory"):
+    for name in ("attention_speed", "attention_memory", *BANDWIDTH_COLUMNS):
         assert has_color(tmp_path / "figures" / f"{name}.png", look("fat5-triton")["color"])
     assert has_color(tmp_path / "figures" / "attention_speed.png", look("cudnn")["color"])
     assert has_color(tmp_path / "figures" / "collator_workers.png", "#E69F00")
@@ -63,7 +80,8 @@ def test_missing_results_are_skipped_and_named(tmp_path, capsys):
     assert main(["plot", "--results", str(tmp_path), "--figures", str(tmp_path / "figures")]) == 0
     assert [file.name for file in (tmp_path / "figures").iterdir()] == ["collator_workers.png"]
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in lines if "skipped" in line] == ["attention_speed", "attention_memory"]
+    skipped = [line.split(":")[0] for line in lines if "skipped" in line]
+    assert skipped == [name for name in FIGURES if name != "collator_workers"]
     assert "run python -m benchmarks attention" in lines[0]
 
 

@@ -1,29 +1,28 @@
-"""Compile the attention kernels for every card of the tile table, without a GPU, and check what the assembler says.
+"""Compile the kernels for every card of the tile tables, without a GPU, and check what the assembler says.
 
 `python -m tests.ops.compile_gate` compiles the worst case of each row, `--all` every set of flags. It fails on spills,
-on serialised matrix products, and on more shared memory than the card has. Run it in a process of its own: Triton's
-interpreter must be off when the kernels are imported.
+on serialised matrix products, and on more shared memory than the card has. Attention's cases are here, those of the
+other kernels in `tests.ops.compile_cases`. Run it in a process of its own: Triton's interpreter must be off when the
+kernels are imported.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import itertools
-import re
-import subprocess
+import pkgutil
 import sys
-import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
-import triton
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from fat5.ops.attention import backward, bias_gradient, forward, query_gradient
 from fat5.ops.attention.tiles import SHARED_MEMORY, Tile, preferred_tile, table_rows
+from tests.ops import compile_cases
+from tests.ops.compilation import Compilation, assemble
 
 MAX_SPILL_BYTES = 16
 MAX_SPILL_BYTES_CAPPED = 200  # rows with a cap on registers were measured faster with these spills than without
@@ -102,44 +101,36 @@ def source(case: Case) -> ASTSource:
     return ASTSource(kernel, signature, values, attributes)
 
 
-def check(case: Case) -> tuple[str, list[str]]:
+def check(case: Case | Compilation) -> tuple[str, list[str]]:
     """Compile one case and return a line about it and what is wrong."""
-    target = GPUTarget("cuda", case.architecture, 32)
+    if isinstance(case, Compilation):
+        return case.check()
     tile = case.tile
     if case.kernel == "query" and case.bias == 4:
         tile = dataclasses.replace(tile, stages=1)  # as launched where it stores the bias's gradient
     try:
-        compiled = triton.compile(source(case), target=target, options=tile.options())
+        got = assemble(source(case), case.architecture, tile.options())
     except Exception as error:  # the compiler raises many kinds
         return str(case), [f"does not compile: {error}"]
-    with tempfile.TemporaryDirectory() as folder:
-        ptx = Path(folder) / "kernel.ptx"
-        ptx.write_text(compiled.asm["ptx"])
-        suffix = "a" if case.architecture in (90, 100, 120) else ""
-        ptxas = (
-            Path(triton.backends.__file__).parent
-            / "nvidia"
-            / "bin"
-            / ("ptxas-blackwell" if case.architecture >= 100 else "ptxas")
-        )
-        command = [ptxas, "-v", f"-arch=sm_{case.architecture}{suffix}", ptx, "-o", f"{folder}/kernel.cubin"]
-        said = subprocess.run(command, capture_output=True, text=True, check=False)
-    text = said.stdout + said.stderr
-    registers = int((re.search(r"Used (\d+) registers", text) or [0, 0])[1])
-    spilled = sum(map(int, re.findall(r"(\d+) bytes spill stores", text)))
-    shared = compiled.metadata.shared
     # A dense bias is loaded in the loop, around which the assembler serialises; assembly loads measured slower still.
-    wrong = [line.strip() for line in text.splitlines() if "C75" in line and case.bias != 4]
+    wrong = [line.strip() for line in got.text.splitlines() if "C75" in line and case.bias != 4]
     limit = MAX_SPILL_BYTES if case.tile.registers is None else MAX_SPILL_BYTES_CAPPED
-    if spilled > (limit if case.itemsize == 2 else MAX_SPILL_BYTES_FLOAT32):
-        wrong.append(f"spills {spilled} bytes")
-    if shared > SHARED_MEMORY[case.architecture]:
-        wrong.append(f"needs {shared} bytes of shared memory; the card has {SHARED_MEMORY[case.architecture]}")
-    if case.architecture == 90 and case.itemsize == 2 and "wgmma" not in compiled.asm["ptx"]:
+    if got.spilled > (limit if case.itemsize == 2 else MAX_SPILL_BYTES_FLOAT32):
+        wrong.append(f"spills {got.spilled} bytes")
+    if got.shared > SHARED_MEMORY[case.architecture]:
+        wrong.append(f"needs {got.shared} bytes of shared memory; the card has {SHARED_MEMORY[case.architecture]}")
+    if case.architecture == 90 and case.itemsize == 2 and "wgmma" not in got.ptx:
         wrong.append("has no wgmma")
-    if said.returncode:
-        wrong.append(text[-300:])
-    return f"{case}: {registers} registers, {spilled} B spilled, {shared} B shared", wrong
+    if got.failed:
+        wrong.append(got.text[-300:])
+    return f"{case}: {got.registers} registers, {got.spilled} B spilled, {got.shared} B shared", wrong
+
+
+def other_cases(everything: bool) -> list[Compilation]:
+    """The compilations of the other families of kernels."""
+    names = [module.name for module in pkgutil.iter_modules(compile_cases.__path__)]
+    families = (importlib.import_module(f"{compile_cases.__name__}.{name}") for name in names)
+    return [case for family in families for case in family.cases(everything)]
 
 
 def cases(everything: bool) -> list[Case]:
@@ -190,13 +181,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--all", action="store_true", help="every set of flags, not the worst case of each row")
     parser.add_argument("--architecture", type=int, help="only this card, as 90")
-    parser.add_argument("--kernel", choices=KERNELS, help="only this kernel")
+    parser.add_argument("--kernel", metavar="NAME", help="only kernels of which this is a part of the name")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--verbose", action="store_true", help="a line a compilation, also where all is well")
     arguments = parser.parse_args()
     chosen = [
-        c for c in cases(arguments.all)
-        if arguments.architecture in (None, c.architecture) and arguments.kernel in (None, c.kernel)
+        c for c in (*cases(arguments.all), *other_cases(arguments.all))
+        if arguments.architecture in (None, c.architecture) and (arguments.kernel or "") in c.kernel
     ]  # fmt: skip
     failed = 0
     with ProcessPoolExecutor(arguments.jobs) as pool:

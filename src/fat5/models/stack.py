@@ -12,15 +12,26 @@ from transformers.modeling_outputs import BaseModelOutput
 from fat5.models.configuration import FAT5Config
 from fat5.nn import Attention, FeedForward, RMSNorm, SequenceLayout
 from fat5.nn.position import StackPositions, locate
+from fat5.ops.norm import add_residual
 
 
 class _Sublayer(nn.Module):
-    """A residual sublayer: `x + dropout(f(norm(x)))`."""
+    """A residual sublayer: `x + dropout(f(norm(x)))`.
+
+    The addition at its end is left to the norm that comes next, which does both in one pass: a sublayer takes the
+    states and the update that the one before it made, and returns the sum of those and its own update.
+    """
 
     def __init__(self, config: FAT5Config) -> None:
         super().__init__()
         self.layer_norm = RMSNorm(config.d_model, eps=config.layer_norm_epsilon)
         self.dropout = nn.Dropout(config.dropout_rate)
+
+    def _add_and_normalise(self, hidden_states: Tensor, update: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the normalised sum, and the sum."""
+        if update is None:
+            return self.layer_norm(hidden_states), hidden_states
+        return self.layer_norm(update, hidden_states)
 
 
 class SelfAttentionLayer(_Sublayer):
@@ -40,11 +51,17 @@ class SelfAttentionLayer(_Sublayer):
         )
 
     def forward(
-        self, hidden_states: Tensor, layout: SequenceLayout, position_bias: Tensor | None, positions: StackPositions
-    ) -> Tensor:
-        """Return the states after this sublayer."""
-        attended = self.SelfAttention(self.layer_norm(hidden_states), layout, position_bias, positions)
-        return hidden_states + self.dropout(attended)
+        self,
+        hidden_states: Tensor,
+        update: Tensor | None,
+        layout: SequenceLayout,
+        position_bias: Tensor | None,
+        positions: StackPositions,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the states before this sublayer, and its update."""
+        normed, hidden_states = self._add_and_normalise(hidden_states, update)
+        attended = self.SelfAttention(normed, layout, position_bias, positions)
+        return hidden_states, self.dropout(attended)
 
 
 class CrossAttentionLayer(_Sublayer):
@@ -61,13 +78,19 @@ class CrossAttentionLayer(_Sublayer):
         )
 
     def forward(
-        self, hidden_states: Tensor, layout: SequenceLayout, encoder_states: Tensor, encoder_layout: SequenceLayout
-    ) -> Tensor:
-        """Return the states after this sublayer."""
+        self,
+        hidden_states: Tensor,
+        update: Tensor | None,
+        layout: SequenceLayout,
+        encoder_states: Tensor,
+        encoder_layout: SequenceLayout,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the states before this sublayer, and its update."""
+        normed, hidden_states = self._add_and_normalise(hidden_states, update)
         attended = self.EncDecAttention(
-            self.layer_norm(hidden_states), layout, key_value_states=encoder_states, key_value_layout=encoder_layout
+            normed, layout, key_value_states=encoder_states, key_value_layout=encoder_layout
         )
-        return hidden_states + self.dropout(attended)
+        return hidden_states, self.dropout(attended)
 
 
 class FeedForwardLayer(_Sublayer):
@@ -83,9 +106,10 @@ class FeedForwardLayer(_Sublayer):
             dropout=config.dropout_rate,
         )
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """Return the states after this sublayer."""
-        return hidden_states + self.dropout(self.DenseReluDense(self.layer_norm(hidden_states)))
+    def forward(self, hidden_states: Tensor, update: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the states before this sublayer, and its update."""
+        normed, hidden_states = self._add_and_normalise(hidden_states, update)
+        return hidden_states, self.dropout(self.DenseReluDense(normed))
 
 
 class FAT5Block(GradientCheckpointingLayer):
@@ -101,13 +125,14 @@ class FAT5Block(GradientCheckpointingLayer):
     def forward(
         self,
         hidden_states: Tensor,
+        update: Tensor | None,
         position_bias: Tensor | None,
         encoder_states: Tensor | None,
         layout: SequenceLayout,
         positions: StackPositions,
         encoder_layout: SequenceLayout | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the new states and the stack's position bias: this block's own if it makes one, else the one it got.
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the states, the update still to be added, and the position bias: this block's own, or what it got.
 
         The bias is made inside the block that owns its parameters, so that a wrapper that gathers parameters a block at
         a time finds them there.
@@ -116,10 +141,10 @@ class FAT5Block(GradientCheckpointingLayer):
             positions, layout, hidden_states.device
         )
         position_bias = own_bias if own_bias is not None else position_bias
-        hidden_states = self.layer[0](hidden_states, layout, position_bias, positions)
+        hidden_states, update = self.layer[0](hidden_states, update, layout, position_bias, positions)
         if encoder_states is not None:
-            hidden_states = self.layer[1](hidden_states, layout, encoder_states, encoder_layout)
-        return self.layer[-1](hidden_states), position_bias
+            hidden_states, update = self.layer[1](hidden_states, update, layout, encoder_states, encoder_layout)
+        return *self.layer[-1](hidden_states, update), position_bias
 
 
 class FAT5Stack(nn.Module):
@@ -182,18 +207,28 @@ class FAT5Stack(nn.Module):
             self.position, layout, hidden_states, self.head_dim, causal=self.is_decoder, training=self.training
         )
         position_bias: Tensor | None = None
+        update: Tensor | None = None
         seen: list[Tensor] = []
         for block in self.block:
-            seen.append(hidden_states)
-            hidden_states, position_bias = block(
+            # A checkpoint keeps what goes into a block: one tensor rather than two.
+            if update is not None and (output_hidden_states or (block.gradient_checkpointing and self.training)):
+                hidden_states, update = add_residual(update, hidden_states), None
+            if output_hidden_states:
+                seen.append(hidden_states)
+            hidden_states, update, position_bias = block(
                 hidden_states,
+                update,
                 position_bias,
                 encoder_states,
                 layout=layout,
                 positions=positions,
                 encoder_layout=encoder_layout,
             )
-        hidden_states = self.dropout(self.final_layer_norm(hidden_states))
+        if update is None:
+            hidden_states = self.final_layer_norm(hidden_states)
+        else:
+            hidden_states, _ = self.final_layer_norm(update, hidden_states)
+        hidden_states = self.dropout(hidden_states)
         all_states = (*seen, hidden_states) if output_hidden_states else None
         output = BaseModelOutput(last_hidden_state=hidden_states, hidden_states=all_states)
         return output if return_dict else output.to_tuple()

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fat5.errors import nearest
+from fat5.ops.activation import gated_gelu
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -17,6 +19,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
 }
 """Activations by the names that T5 configurations use; `gelu_new` is the tanh approximation."""
+
+_GATED_GELUS = {"gelu": "none", "gelu_new": "tanh"}
 
 
 class FeedForward(nn.Module):
@@ -28,19 +32,30 @@ class FeedForward(nn.Module):
         activation: A name in `ACTIVATIONS`.
         gated: Multiply by a second projection (Shazeer, GLU variants improve Transformer, 2020).
         dropout: Probability of dropping an inner activation in training.
+        backend: Backend of `fat5.ops.gated_gelu`, for a gated `gelu` or `gelu_new`.
     """
 
     wi: nn.Linear
     wi_0: nn.Linear
     wi_1: nn.Linear
 
-    def __init__(self, d_model: int, d_ff: int, *, activation: str, gated: bool, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        *,
+        activation: str,
+        gated: bool,
+        dropout: float = 0.0,
+        backend: str = "auto",
+    ) -> None:
         super().__init__()
         if activation not in ACTIVATIONS:
             hint = nearest(activation, ACTIVATIONS)
             raise ValueError(f"got activation={activation!r}; expected one of {sorted(ACTIVATIONS)}{hint}")
         self.activation = activation
         self.gated = gated
+        self.backend = backend
         if gated:
             self.wi_0 = nn.Linear(d_model, d_ff, bias=False)
             self.wi_1 = nn.Linear(d_model, d_ff, bias=False)
@@ -51,6 +66,17 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Map [..., d_model] to [..., d_model]."""
-        act = ACTIVATIONS[self.activation]
-        inner = act(self.wi_0(hidden_states)) * self.wi_1(hidden_states) if self.gated else act(self.wi(hidden_states))
+        inner = self._inner(hidden_states)
+        if inner.dtype == torch.float16:
+            # An infinity would be NaN after wo; the residual stream bounds what wo makes of large finite ones.
+            largest = torch.finfo(torch.float16).max
+            inner = inner.clamp(-largest, largest)
         return self.wo(self.dropout(inner))
+
+    def _inner(self, hidden_states: Tensor) -> Tensor:
+        if not self.gated:
+            return ACTIVATIONS[self.activation](self.wi(hidden_states))
+        gate, up = self.wi_0(hidden_states), self.wi_1(hidden_states)
+        if self.activation in _GATED_GELUS:
+            return gated_gelu(gate, up, approximate=_GATED_GELUS[self.activation], backend=self.backend)
+        return ACTIVATIONS[self.activation](gate) * up

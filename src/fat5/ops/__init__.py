@@ -1,5 +1,6 @@
 """Functions on tensors: attention, norms and losses. Knows torch, and nothing of the models."""
 
+from fat5.ops.activation import gated_gelu
 from fat5.ops.attention.api import flash_attention
 from fat5.ops.attention.bias import (
     AlibiBias,
@@ -10,8 +11,8 @@ from fat5.ops.attention.bias import (
     saturation_radius,
 )
 from fat5.ops.loss import CrossEntropyOutput, cross_entropy, linear_cross_entropy
-from fat5.ops.norm import rms_norm
-from fat5.ops.rotary import apply_rotary, rotary_phases, xpos_scale
+from fat5.ops.norm import add_rms_norm, rms_norm
+from fat5.ops.rotary import apply_rotary, apply_rotary_qk, rotary_phases, xpos_scale
 
 __all__ = [
     "AlibiBias",
@@ -19,9 +20,12 @@ __all__ = [
     "DenseBias",
     "DistanceBias",
     "RelativeBias",
+    "add_rms_norm",
     "apply_rotary",
+    "apply_rotary_qk",
     "cross_entropy",
     "flash_attention",
+    "gated_gelu",
     "linear_cross_entropy",
     "relative_position_buckets",
     "rms_norm",

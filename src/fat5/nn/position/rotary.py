@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fat5.nn.position.settings import PositionSettings
-from fat5.ops.rotary import apply_rotary, rotary_phases, xpos_scale
+from fat5.ops.rotary import apply_rotary_qk, rotary_phases, xpos_scale
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,8 @@ class Rotation:
 
     def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Return the rotated queries and keys, [..., L, H, D], in their own type."""
-        return (
-            apply_rotary(q, self.query_cos, self.query_sin, interleaved=self.interleaved),
-            apply_rotary(k, self.key_cos, self.key_sin, interleaved=self.interleaved),
-        )
+        tables = self.query_cos, self.query_sin, self.key_cos, self.key_sin
+        return apply_rotary_qk(q, k, *tables, interleaved=self.interleaved)
 
 
 def make_rotation(

@@ -1,5 +1,6 @@
 """Root mean square normalisation."""
 
-from fat5.ops.norm.api import rms_norm
+from fat5.ops.norm.api import add_rms_norm, rms_norm
+from fat5.ops.norm.residual import add_residual
 
-__all__ = ["rms_norm"]
+__all__ = ["add_residual", "add_rms_norm", "rms_norm"]

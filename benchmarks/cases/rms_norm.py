@@ -1,0 +1,44 @@
+"""RMS norm: forward and backward beside its peers and the speed of a copy."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
+
+from benchmarks.elementwise import add_common_arguments, measure
+
+if TYPE_CHECKING:
+    from benchmarks.session import Session
+
+SUMMARY = "RMS norm, alone and behind a residual addition, beside F.rms_norm, torch.compile and Liger-Kernel"
+
+_ROWS, _SIZES = (
+    32_768,
+    (
+        512,
+        1024,
+    ),
+)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the case's options."""
+    add_common_arguments(parser)
+    parser.add_argument("--widths", type=int, nargs="+", metavar="N", help="rows' widths, instead of the case's own")
+
+
+def run(arguments: Namespace, session: Session) -> None:
+    """Measure and print the table."""
+    from benchmarks.elementwise import places, rms_norm
+
+    sizes = arguments.widths or (_SIZES[:1] if session.quick else _SIZES)
+    measure(
+        session,
+        rms_norm.operators(arguments.rows or _ROWS, sizes, arguments.dtype, session.device),
+        title="RMS norm",
+        yardstick=rms_norm.YARDSTICK,
+        place=places.rms_norm,
+        names=rms_norm.NAMES,
+        chosen=arguments.implementations,
+        targets=rms_norm.TARGETS,
+    )

@@ -1,0 +1,5 @@
+"""Gated activations of feed-forward layers."""
+
+from fat5.ops.activation.api import gated_gelu
+
+__all__ = ["gated_gelu"]

@@ -1,0 +1,54 @@
+"""The activation's kernels as custom ops: opaque to torch.compile, with a fake form and a gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fat5.ops.activation.launch import run_backward, run_forward
+
+_NOT_COMPUTED = 0  # elements of the tensor that stands for a gradient nobody asked for
+
+
+@torch.library.custom_op("fat5::triton_gated_gelu", mutates_args=())
+def triton_gated_gelu(gate: Tensor, up: Tensor, tanh: bool) -> Tensor:
+    """Return `gelu(gate) * up`."""
+    return run_forward(gate, up, tanh)
+
+
+@triton_gated_gelu.register_fake
+def _(gate, up, tanh):
+    return gate.new_empty(gate.shape)
+
+
+@torch.library.custom_op("fat5::triton_gated_gelu_backward", mutates_args=())
+def triton_gated_gelu_backward(
+    grad: Tensor, gate: Tensor, up: Tensor, tanh: bool, gate_grad: bool, up_grad: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of both projections; empty where nobody asks."""
+    gradients = run_backward(grad, gate, up, tanh, gate_grad, up_grad)
+    grad_gate, grad_up = (gate.new_empty(_NOT_COMPUTED) if x is None else x for x in gradients)
+    return grad_gate, grad_up
+
+
+@triton_gated_gelu_backward.register_fake
+def _(grad, gate, up, tanh, gate_grad, up_grad):
+    shapes = (gate.shape if wanted else (_NOT_COMPUTED,) for wanted in (gate_grad, up_grad))
+    grad_gate, grad_up = (gate.new_empty(shape) for shape in shapes)
+    return grad_gate, grad_up
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    gate, up, ctx.tanh = inputs
+    ctx.save_for_backward(gate, up)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    needs = ctx.needs_input_grad[:2]
+    gradients = triton_gated_gelu_backward(grad, *ctx.saved_tensors, ctx.tanh, *needs)
+    return *(x if needed else None for x, needed in zip(gradients, needs, strict=True)), None
+
+
+triton_gated_gelu.register_autograd(_differentiate, setup_context=_setup)

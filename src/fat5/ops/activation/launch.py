@@ -1,0 +1,66 @@
+"""Launching the activation's kernels."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from fat5.ops.activation.kernels import backward_kernel, forward_kernel
+from fat5.ops.activation.tiles import TILES, BlockTile, candidates
+from fat5.ops.launching import launch, on_device
+
+
+def run_forward(gate: Tensor, up: Tensor, tanh: bool) -> Tensor:
+    """Return `gelu(gate) * up`, contiguous; `tanh` for the approximation."""
+    out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    if out.numel() == 0:
+        return out
+    (gate, up), strides, rows, width = _rows(gate, up)
+
+    def run(tile: BlockTile) -> None:
+        blocks = triton.cdiv(width, tile.block)
+        forward_kernel[(rows * blocks,)](
+            gate, up, out, *strides, width, blocks, TANH=tanh, BLOCK=tile.block, **tile.options()
+        )
+
+    with on_device(gate):
+        size = (gate.element_size(), tanh, rows > 1)
+        launch("gated_gelu forward", size, gate.device, TILES["forward"], candidates(), run)
+    return out
+
+
+def run_backward(
+    grad: Tensor, gate: Tensor, up: Tensor, tanh: bool, gate_grad: bool, up_grad: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of gate and up, contiguous, or None where not asked for."""
+    grad_gate, grad_up = (
+        torch.empty(gate.shape, dtype=gate.dtype, device=gate.device) if wanted else None
+        for wanted in (gate_grad, up_grad)
+    )
+    if gate.numel() == 0 or not (gate_grad or up_grad):
+        return grad_gate, grad_up
+    (grad, gate, up), strides, rows, width = _rows(grad, gate, up)
+
+    def run(tile: BlockTile) -> None:
+        blocks = triton.cdiv(width, tile.block)
+        backward_kernel[(rows * blocks,)](
+            grad, gate, up, grad_gate, grad_up, *strides, width, blocks, TANH=tanh, BLOCK=tile.block, **tile.options()
+        )
+
+    with on_device(gate):
+        size = (gate.element_size(), tanh, rows > 1)
+        launch("gated_gelu backward", size, gate.device, TILES["backward"], candidates(), run)
+    return grad_gate, grad_up
+
+
+def _rows(*tensors: Tensor) -> tuple[list[Tensor], list[int], int, int]:
+    """Return the tensors as rows of neighbours, the strides from row to row, and the number and width of the rows.
+
+    Where all are contiguous they are one row, which wastes nothing on widths that no block divides.
+    """
+    if all(x.is_contiguous() for x in tensors):
+        return list(tensors), [0] * len(tensors), 1, tensors[0].numel()
+    flat = [x.reshape(-1, x.shape[-1]) for x in tensors]
+    flat = [x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in flat]
+    return flat, [x.stride(0) for x in flat], *flat[0].shape

@@ -1,0 +1,103 @@
+"""The kernels of the RMS norm, alone and behind a residual addition."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from fat5.ops.norm.residual import FLOAT16_LIMIT
+
+_LIMIT = tl.constexpr(FLOAT16_LIMIT)
+
+
+@triton.jit
+def _locate(tile, num_rows, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr):
+    """Rows [ROWS, 1] of a tile, its columns [1, BLOCK_D], and which elements exist."""
+    rows = (tile * ROWS + tl.arange(0, ROWS))[:, None]
+    columns = tl.arange(0, BLOCK_D)[None, :]
+    inside = rows < num_rows
+    if D != BLOCK_D:
+        inside = inside & (columns < D)
+    return rows, columns, inside
+
+
+@triton.jit
+def forward_kernel(
+    X, Residual, Weight, Y, H, Rstd, x_row, residual_row, num_rows, eps,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, CLAMP: tl.constexpr,
+):  # fmt: skip
+    """Normalise one tile of rows; add `Residual` first, and write the sum to `H`, where there is one."""
+    rows, columns, inside = _locate(tl.program_id(0), num_rows, D, BLOCK_D, ROWS)
+    h = tl.load(X + rows.to(tl.int64) * x_row + columns, mask=inside, other=0.0).to(tl.float32)
+    out = rows.to(tl.int64) * D + columns
+    if Residual is not None:
+        h += tl.load(Residual + rows.to(tl.int64) * residual_row + columns, mask=inside, other=0.0).to(tl.float32)
+        if CLAMP:
+            h = tl.clamp(h, -_LIMIT, _LIMIT, propagate_nan=tl.PropagateNan.ALL)
+        total = h.to(H.dtype.element_ty)
+        tl.store(H + out, total, mask=inside)
+        h = total.to(tl.float32)  # the norm sees the rounded sum, as it does without fusion
+    rstd = tl.rsqrt(tl.sum(h * h, 1, keep_dims=True) / D + eps)
+    tl.store(Rstd + rows, rstd, mask=rows < num_rows)
+    weight = tl.load(Weight + columns, mask=columns < D, other=0.0).to(tl.float32)
+    tl.store(Y + out, (h * rstd * weight).to(Y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def backward_kernel(
+    DY, DH, H, Weight, Rstd, DX, Parts, dy_row, dh_row, h_row, num_rows,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, CLAMP: tl.constexpr,
+):  # fmt: skip
+    """Gradient of the input, tile after tile, and this program's part of the weight's gradient.
+
+    `DX` or `Parts` may be None where nobody asks for it; `DH` is the gradient that reaches the sum on other ways.
+    """
+    column = tl.arange(0, BLOCK_D)[None, :]
+    weight = tl.load(Weight + column, mask=column < D, other=0.0).to(tl.float32)
+    part = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(num_rows, ROWS), tl.num_programs(0), num_stages=STAGES):
+        rows, columns, inside = _locate(tile, num_rows, D, BLOCK_D, ROWS)
+        dy = tl.load(DY + rows.to(tl.int64) * dy_row + columns, mask=inside, other=0.0).to(tl.float32)
+        h = tl.load(H + rows.to(tl.int64) * h_row + columns, mask=inside, other=0.0).to(tl.float32)
+        rstd = tl.load(Rstd + rows, mask=rows < num_rows, other=0.0)
+        unit = h * rstd
+        if Parts is not None:
+            part += dy * unit
+        if DX is not None:
+            scaled = dy * weight
+            dx = (scaled - unit * (tl.sum(scaled * unit, 1, keep_dims=True) / D)) * rstd
+            if DH is not None:
+                dx += tl.load(DH + rows.to(tl.int64) * dh_row + columns, mask=inside, other=0.0).to(tl.float32)
+            if CLAMP:
+                dx = tl.where(tl.abs(h) < _LIMIT, dx, 0.0)
+            tl.store(DX + rows.to(tl.int64) * D + columns, dx.to(DX.dtype.element_ty), mask=inside)
+    if Parts is not None:
+        tl.store(Parts + tl.program_id(0).to(tl.int64) * D + column, tl.sum(part, 0)[None, :], mask=column < D)
+
+
+@triton.jit
+def weight_kernel(
+    DY, H, Rstd, Parts, dy_row, h_row, num_rows, D: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """This program's part of the weight's gradient over a block of columns, where rows are too wide to keep one."""
+    columns = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    part = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for tile in range(tl.program_id(0), tl.cdiv(num_rows, ROWS), tl.num_programs(0)):
+        rows = (tile * ROWS + tl.arange(0, ROWS))[:, None]
+        inside = (rows < num_rows) & (columns < D)
+        dy = tl.load(DY + rows.to(tl.int64) * dy_row + columns, mask=inside, other=0.0).to(tl.float32)
+        h = tl.load(H + rows.to(tl.int64) * h_row + columns, mask=inside, other=0.0).to(tl.float32)
+        part += dy * (h * tl.load(Rstd + rows, mask=rows < num_rows, other=0.0))
+    tl.store(Parts + tl.program_id(0).to(tl.int64) * D + columns, tl.sum(part, 0)[None, :], mask=columns < D)
+
+
+@triton.jit
+def sum_kernel(Parts, Sum, num_parts, D: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Sum the programs' parts in a fixed order."""
+    columns = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    total = tl.zeros([PARTS, COLUMNS], tl.float32)
+    for first in range(0, num_parts, PARTS):
+        parts = (first + tl.arange(0, PARTS))[:, None]
+        inside = (parts < num_parts) & (columns < D)
+        total += tl.load(Parts + parts.to(tl.int64) * D + columns, mask=inside, other=0.0)
+    tl.store(Sum + columns, tl.sum(total, 0)[None, :].to(Sum.dtype.element_ty), mask=columns < D)

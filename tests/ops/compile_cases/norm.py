@@ -1,0 +1,58 @@
+"""The RMS norm's kernels."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from fat5.ops.norm import kernels, tiles
+from tests.ops.compilation import ARCHITECTURES, Compilation
+
+KERNELS = {
+    "rms_norm forward": kernels.forward_kernel,
+    "rms_norm backward": kernels.backward_kernel,
+    "rms_norm weight": kernels.weight_kernel,
+    "rms_norm sum": kernels.sum_kernel,
+}
+_SPILLS_FROM = 16_384  # elements of a row: 32 a thread and more
+
+
+def cases(everything: bool) -> list[Compilation]:
+    """Widths of every tile, T5's in every type, for every card; or a few on one card, and T5's smallest on all."""
+    widths = [*(2**n for n in (4, 6, 8, 9, 10, 11, 12, 13, 14, 16)), 48, 100, 768] if everything else [512, 768, 4096]
+    found = []
+    for architecture, width in itertools.product(ARCHITECTURES, widths):
+        # Cards read one table and differ in instructions alone.
+        if everything or architecture == 90 or width == 512:
+            types = ("bf16", "fp16", "fp32") if everything and width in (512, 1024) else ("bf16",)
+            found += [case for dtype in types for case in _at(architecture, width, dtype)]
+    return found if everything else [x for x in found if x.architecture == 90 or x.kernel == "rms_norm backward"]
+
+
+def _at(architecture: int, width: int, dtype: str) -> Iterator[Compilation]:
+    block_d = max(16, 1 << (width - 1).bit_length())
+    shape = {"D": width, "BLOCK_D": block_d}
+    spills = 4096 if block_d >= _SPILLS_FROM else 64 if dtype == "fp32" else 16
+
+    def case(kernel: str, kinds: dict, constants: dict, tile: tiles.RowTile) -> Compilation:
+        rest = {"unaligned": width % 8 != 0, "max_spilled": spills}
+        return Compilation("norm", kernel, architecture, kinds, constants, tile.options(), **rest)
+
+    row = dict.fromkeys(("X", "Residual", "Y", "H", "DY", "DH", "DX"), dtype) | {"Weight": dtype, "Rstd": "fp32"}
+    forward, backward = tiles.forward_tile(block_d), tiles.backward_tile(block_d)
+    for fused in (False, True):
+        kinds = row if fused else row | {"Residual": None}
+        clamp = fused and dtype == "fp16"
+        constants = shape | {"ROWS": forward.rows, "CLAMP": clamp}
+        yield case("rms_norm forward", kinds | {"eps": "fp32"}, constants, forward)
+        parts = "fp32" if block_d <= tiles.MAX_FUSED_WIDTH else None
+        kinds = row | {"Parts": parts, "DH": dtype if fused else None}
+        constants = shape | {"ROWS": backward.rows, "STAGES": backward.stages, "CLAMP": clamp}
+        yield case("rms_norm backward", kinds, constants, backward)
+    if block_d > tiles.MAX_FUSED_WIDTH:
+        constants = {"D": width, "COLUMNS": tiles.WEIGHT_COLUMNS, "ROWS": tiles.WEIGHT_TILE.rows}
+        yield case("rms_norm weight", row | {"Parts": "fp32"}, constants, tiles.WEIGHT_TILE)
+    constants = {"D": width, "PARTS": tiles.SUM_PARTS, "COLUMNS": tiles.SUM_COLUMNS}
+    yield Compilation(
+        "norm", "rms_norm sum", architecture, {"Parts": "fp32", "Sum": dtype}, constants, {"num_warps": tiles.SUM_WARPS}
+    )
