@@ -45,6 +45,7 @@ BANDWIDTH_COLUMNS = {
     "rms_norm": {"operation": "rms_norm", "rows": 8, "width": 4},
     "rotary": {"tokens": 8, "heads": 2, "head_dim": 4, "interleaved": False},
     "geglu": {"rows": 8, "width": 4, "approximate": "tanh", "layout": "apart"},
+    "optimizer": {"table": "step", "tensors": "130M"},
 }
 
 

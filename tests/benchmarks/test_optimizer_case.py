@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from benchmarks.command_line import main
-from benchmarks.optimizer import gate, implementations, workload
+from benchmarks.optimizer import gate, workload
 from benchmarks.optimizer.implementations import IMPLEMENTATIONS, Implementation
 from benchmarks.optimizer.workload import Workload
 from benchmarks.results import read_rows
 from benchmarks.subject import GateError
-from fat5.optim import AdamWScale
+from fat5.optim import AdamWScale, fused_update
+from fat5.optim.fused_update import Launch
 
 CPU = torch.device("cpu")
 
@@ -87,17 +88,18 @@ def test_rows_table_and_claims(tmp_path, capsys):
     assert all(float(row["gb_per_s"]) > 0 for row in rows if row["phase"] != "clip + step, wall")
     assert all(float(row["ratio"]) > 0 for row in rows)
     shown = capsys.readouterr().out
-    for text in ("french-small, fp32 step adamw-fused", "fat5-foreach", "wall"):
+    for text in ("french-small, fp32 clip + step", "fat5-foreach", "wall"):
         assert text in shown
 
 
 def test_a_sweep_measures_every_size(tmp_path, monkeypatch):
-    sizes = implementations.SWEEP[3:5]
-    monkeypatch.setattr("benchmarks.optimizer.stage.SWEEP", sizes)
+    monkeypatch.setattr("benchmarks.optimizer.stage.SWEEP", [Launch(64, 4, 4)])
+    launch = fused_update.LAUNCH
     command = ["optimizer", "--sweep", "--tensors", "french-small", "--dtype", "fp32", "--results", str(tmp_path)]
     assert main([*command, "--quick"]) == 0
     names = {row["implementation"] for row in read_rows(tmp_path / "optimizer.csv") if row["table"] == "step"}
-    assert names == {"fat5-fused 2048x8, 4 warps", "fat5-fused 2048x8, 8 warps"}
+    assert names == {"fat5-fused 64x4, 4 warps"}
+    assert fused_update.LAUNCH is launch
 
 
 def test_an_unknown_implementation_is_named(capsys):
