@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.elementwise import places
-from benchmarks.figures import attention, collator, optimizer
+from benchmarks.figures import attention, collator, optimizer, precision
 from benchmarks.figures.bandwidth import draw_shares
 from benchmarks.results import read_rows
 from fat5.files import atomic_file
@@ -26,6 +26,7 @@ FIGURES: dict[str, tuple[str, _Draw]] = {
     "rotary": ("rotary", partial(draw_shares, title="Rotary embedding", place=places.rotary)),
     "geglu": ("geglu", partial(draw_shares, title="Gated GELU", place=places.geglu)),
     "optimizer": ("optimizer", optimizer.draw_step),
+    "precision": ("precision", precision.draw_curves),
 }
 """By the name of the file: the case it is drawn from, and a function that returns None where rows are missing."""
 

@@ -19,7 +19,9 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def few_tensors(monkeypatch):
-    monkeypatch.setattr(workload, "LISTS", {"french-small": lambda: ([(40, 30), (20, 10)], [(33,), (8, 2)])})
+    monkeypatch.setattr("benchmarks.timing._MIN_REPETITIONS", 2)
+    monkeypatch.setattr(fused_update, "LAUNCH", Launch(128, 1, 4))
+    monkeypatch.setattr(workload, "LISTS", {"french-small": lambda: ([(12, 10), (5, 4)], [(33,), (8, 2)])})
 
 
 def test_the_lists_have_the_sizes_of_the_claims(monkeypatch):
@@ -93,12 +95,12 @@ def test_rows_table_and_claims(tmp_path, capsys):
 
 
 def test_a_sweep_measures_every_size(tmp_path, monkeypatch):
-    monkeypatch.setattr("benchmarks.optimizer.stage.SWEEP", [Launch(64, 4, 4)])
+    monkeypatch.setattr("benchmarks.optimizer.stage.SWEEP", [Launch(64, 2, 4)])
     launch = fused_update.LAUNCH
     command = ["optimizer", "--sweep", "--tensors", "french-small", "--dtype", "fp32", "--results", str(tmp_path)]
     assert main([*command, "--quick"]) == 0
     names = {row["implementation"] for row in read_rows(tmp_path / "optimizer.csv") if row["table"] == "step"}
-    assert names == {"fat5-fused 64x4, 4 warps"}
+    assert names == {"fat5-fused 64x2, 4 warps"}
     assert fused_update.LAUNCH is launch
 
 
