@@ -30,9 +30,9 @@ class AdamWScale(torch.optim.Optimizer):
         m = beta1 m + (1 - beta1) g          v = beta2 v + (1 - beta2) g^2
         p = p (1 - lr weight_decay) - lr max(1e-3, RMS(p)) (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
 
-    The RMS is that of the tensor before the step (Adafactor's relative step). It scales the step and not the decay,
-    as in nanoT5 and flashT5; the learning rate is thus relative, and a few thousandths are usual. The group's `lr` is
-    only read: a float, or a 0-d tensor.
+    The RMS is that of the tensor as it lies there before the step (Adafactor's relative step). It scales the step and
+    not the decay, as in nanoT5 and flashT5; the learning rate is thus relative, and a few thousandths are usual. The
+    group's `lr` is only read: a float, or a 0-d tensor.
 
     All arithmetic is in float32 (float64 for float64 parameters) and gradients are left as they are. For parameters in
     bf16 or float16, whose own sums would lose updates smaller than half their last bit, `compensation` holds what their
@@ -161,6 +161,7 @@ class AdamWScale(torch.optim.Optimizer):
             form(entries, settings, grad_scale)
 
     def _clip(self, max_norm: float) -> Tensor:
+        self._grad_scale = None
         fused, others = self._work()
         clipped = self._fused_update.clip(fused, max_norm) if fused else []
         if len(clipped) == 1 and not others:
@@ -171,8 +172,9 @@ class AdamWScale(torch.optim.Optimizer):
         if not norms:
             return torch.zeros((), device=self.param_groups[0]["params"][0].device)
         norm = torch.linalg.vector_norm(torch.stack([x.to(norms[0].device, non_blocking=True) for x in norms]))
+        norm = norm.float()
         self._grad_scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        return norm.float()
+        return norm
 
     # The kernels find tensors by their addresses, which torch.compile cannot trace: it calls these as they are.
     _update_untraced = torch.compiler.disable(_update)
@@ -203,9 +205,7 @@ class AdamWScale(torch.optim.Optimizer):
     def _takes_kernels(self, group: dict[str, Any], entries: list[Entry]) -> bool:
         fused = group["fused"]
         if fused:
-            reason = unavailable() or next(
-                (why for entry in entries if (why := refuses_entry(entry)) is not None), None
-            )
+            reason = unavailable() or next(filter(None, map(refuses_entry, entries)), None)
             if reason is not None:
                 raise ValueError(f"AdamWScale: got fused=True, which does not work here: {reason}; leave it out")
             return True
@@ -227,7 +227,8 @@ class AdamWScale(torch.optim.Optimizer):
         names = ["exp_avg", "exp_avg_sq", *(["compensation"] if compensated else [])]
         if "step" not in state:
             _check_whole(parameter)  # again: parameters are sharded in their place after the optimizer is made
-            if parameter.is_cuda and torch.cuda.is_current_stream_capturing():
+            traced = torch.compiler.is_compiling()
+            if not traced and parameter.is_cuda and torch.cuda.is_current_stream_capturing():
                 raise RuntimeError(
                     "AdamWScale: expected at least one step before the capture of a CUDA graph: each replay would "
                     "clear a state that was made in the capture"
