@@ -163,7 +163,7 @@ class AdamWScale(torch.optim.Optimizer):
     def _clip(self, max_norm: float) -> Tensor:
         self._grad_scale = None
         fused, others = self._work()
-        clipped = self._fused_update.clip(fused, max_norm) if fused else []
+        clipped = self._fused_update.clip(fused, float(max_norm)) if fused else []
         if len(clipped) == 1 and not others:
             norm, self._grad_scale = clipped[0]
             return norm
@@ -191,8 +191,8 @@ class AdamWScale(torch.optim.Optimizer):
                     entries.append((parameter, grad, self._state_of(parameter, grad, group["kahan"])))
             if not entries:
                 continue
-            beta1, beta2 = group["betas"]
-            settings = Settings(group["lr"], beta1, beta2, group["eps"], group["weight_decay"])
+            lr, (beta1, beta2) = group["lr"], group["betas"]
+            settings = Settings(lr, float(beta1), float(beta2), float(group["eps"]), float(group["weight_decay"]))
             if self._takes_kernels(group, entries):
                 fused.append((settings, [(parameter, grad.contiguous(), state) for parameter, grad, state in entries]))
                 continue

@@ -83,6 +83,8 @@ def refuses_entry(entry: Entry) -> str | None:
         return f"the kernels take bfloat16, float16 and float32 gradients, not {grad.dtype}"
     if first.dtype != dtype or first.numel() != parameter.numel() or first.is_cuda != parameter.is_cuda:
         return f"a parameter is {_described(parameter)} now, but its state {_described(first)}"
+    if not first.is_contiguous():
+        return f"the state of a parameter of shape {tuple(parameter.shape)} is not contiguous"
     return None
 
 
@@ -161,7 +163,7 @@ class FusedUpdate:
         """Update all parameters and their state; the gradients count `grad_scale` times."""
         for key, batch in self._batches(work).items():
             with _on(key.device):
-                scale = None if grad_scale is None else grad_scale.to(key.device, non_blocking=True)
+                scale = None if grad_scale is None else grad_scale.to(key.device, torch.float32, non_blocking=True)
                 self._step(key, batch, self._table(key, batch), scale)
             torch.autograd.graph.increment_version(batch.parameters)
 
@@ -292,9 +294,9 @@ def _filled(numbers: list[int], device: torch.device) -> Tensor:
 
 def _learning_rate(lr: float | Tensor, device: torch.device) -> float | Tensor:
     """Return what the kernel takes: a tensor on a GPU as it is, which a graph then reads at each replay."""
-    if not isinstance(lr, Tensor):
-        return lr
-    return lr.to(device, non_blocking=True) if lr.is_cuda else float(lr)
+    if isinstance(lr, Tensor) and lr.is_cuda:
+        return lr.to(device, non_blocking=True)
+    return float(lr)
 
 
 def _log(beta: float) -> float:
