@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,8 +97,9 @@ def settings(name: str, steps: int, folder: Path) -> PretrainConfig:
 
 
 def train(name: str, steps: int, folder: Path) -> Curve:
-    """Pretrain, and return the losses."""
-    result = pretrain(settings(name, steps, folder))
+    """Pretrain, and return the losses; the bar shows, but not a line a step."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        result = pretrain(settings(name, steps, folder))
     if result.stopped_by is not None:
         raise KeyboardInterrupt
     losses = [entry["loss"] for entry in result.log_history if "loss" in entry]

@@ -294,6 +294,18 @@ def test_what_the_kernels_cannot_take_is_refused_when_asked_for_and_else_done_ot
     assert (parameter < 1).all()
 
 
+def test_a_tensor_of_another_class_is_refused():
+    """Its address says nothing of its values."""
+
+    class Wrapped(torch.nn.Parameter):
+        pass
+
+    parameter = Wrapped(torch.ones(3, device=DEVICE))
+    parameter.grad = torch.ones_like(parameter)
+    with pytest.raises(ValueError, match="take plain tensors, and a parameter is a Wrapped"):
+        AdamWScale([parameter], fused=True).step()
+
+
 def test_a_parameter_that_changed_its_type_is_refused():
     """Its state would be read as another type than it is."""
     (parameter,) = parameters_of(torch.float32, [(4,)])

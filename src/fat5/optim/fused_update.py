@@ -63,6 +63,8 @@ def unavailable() -> str | None:
 
 def refuses(parameter: Tensor) -> str | None:
     """Return why the kernels cannot update this parameter, None if they can."""
+    if type(parameter) not in (torch.nn.Parameter, Tensor):
+        return f"the kernels take plain tensors, and a parameter is a {type(parameter).__name__}"
     if parameter.dtype not in DTYPES:
         return f"the kernels take bfloat16, float16 and float32 parameters, not {parameter.dtype}"
     if not parameter.is_cuda and not triton.knobs.runtime.interpret:
