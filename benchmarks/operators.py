@@ -82,43 +82,47 @@ class Operator:
         function = implementation.function
         if implementation.compiled:
             torch.compiler.reset()
+            # The timing runs a backward again and again on one graph; what is set later is compiled anew.
+            torch._functorch.config.donated_buffer = False
             function = torch.compile(lambda *inputs: implementation.function(*inputs), dynamic=False)
-        grads = list(self._grads.values())
 
+        # Some peers write into what they are given, so that each run gets its own; strides stay.
         def leaves() -> list[Tensor]:
-            # Some peers write into what they are given; strides stay.
             return [_like(x).requires_grad_() for x in self._inputs.values()]
 
-        def both(inputs: Sequence[Tensor]) -> list[Tensor]:
+        def gradients() -> list[Tensor]:
+            return [g.clone() for g in self._grads.values()]
+
+        def both(inputs: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
             outputs = _outputs(function(*inputs))
-            # Some write into the gradients too.
-            return [*outputs, *torch.autograd.grad(outputs, inputs, [g.clone() for g in grads])]
+            return [*outputs, *torch.autograd.grad(outputs, inputs, grads)]
 
         def check() -> float:
-            with _kept_graphs(), poisoned_memory(grads[0].device, python_too=implementation.own):
-                answer = both(leaves())
+            given = leaves(), gradients()
+            with poisoned_memory(given[0][0].device, python_too=implementation.own):
+                answer = both(*given)
             return self._gate(answer)
 
         def forward() -> Callable[[], Any]:
             return functools.partial(function, *leaves())
 
         def backward() -> Callable[[], Any]:
-            inputs = leaves()
-            with _kept_graphs():
-                outputs = _outputs(function(*inputs))
-            own = [g.clone() for g in grads]
-            return lambda: torch.autograd.grad(outputs, inputs, own, retain_graph=True)
+            inputs, grads = leaves(), gradients()
+            outputs = _outputs(function(*inputs))
+            return lambda: torch.autograd.grad(outputs, inputs, grads, retain_graph=True)
 
         def figures() -> dict[str, Any]:
-            equal = {"bit_equal": _bit_equal(both(leaves()), both(leaves()))} if implementation.own else {}
-            return {"copy_gb_per_s": copy_gb_per_s} | equal
+            own = {}
+            if implementation.own:
+                first, second = (both(leaves(), gradients()) for _ in range(2))
+                own = {"bit_equal": all(torch.equal(a, b) for a, b in zip(first, second, strict=True))}
+            return {"copy_gb_per_s": copy_gb_per_s} | own
 
-        inputs_of_peak = leaves()
         phases = (
             Phase("forward", forward, bytes=self._bytes["forward"]),
             Phase("backward", backward, bytes=self._bytes["backward"]),
         )
-        return Prepared(check, phases, peak=lambda: both(inputs_of_peak), figures=figures)
+        return Prepared(check, phases, peak=functools.partial(both, leaves(), gradients()), figures=figures)
 
     @functools.cached_property
     def _answers(self) -> tuple[list[Tensor], list[Tensor]]:
@@ -162,12 +166,3 @@ def _outputs(result: Any) -> list[Tensor]:
 
 def _error(x: Tensor, truth: Tensor) -> float:
     return float((x.double() - truth).norm() / truth.norm())
-
-
-def _bit_equal(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-def _kept_graphs() -> Any:
-    """Compile a backward that can run again and again on one graph, as the timing does."""
-    return torch._functorch.config.patch(donated_buffer=False)

@@ -36,6 +36,18 @@ def test_every_implementation_passes_the_gate(case, dtype, monkeypatch):
     assert passed >= 4
 
 
+def test_compiled_peers_can_be_timed(monkeypatch, tmp_path):
+    """Pitfall: the backward of a compiled function runs once for each forward, unless it is told otherwise."""
+    monkeypatch.setattr(torch._functorch.config, "donated_buffer", True)  # put back at the end
+    compile_for_real = torch.compile
+    options = {"backend": "aot_eager"}
+    monkeypatch.setattr(torch, "compile", lambda function, **given: compile_for_real(function, **given | options))
+    sizes = ["--widths", "40", "--rows", "16", "--implementations", "compile", "--results", str(tmp_path)]
+    assert main(["rms_norm", "--quick", *sizes]) == 0
+    rows = [row for row in read_rows(tmp_path / "rms_norm.csv") if row["implementation"] == "compile"]
+    assert [row["phase"] for row in rows] == ["forward", "backward"] * 2
+
+
 def wrong(function, change):
     def changed(*inputs):
         outputs = function(*inputs)

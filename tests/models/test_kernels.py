@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-import copy
+import functools
 
 import pytest
 import torch
 
 from fat5 import FAT5Config, FAT5ForConditionalGeneration
-from fat5.nn import FeedForward, RMSNorm
+from fat5.nn import FeedForward
+from fat5.nn import feed_forward as feed_forward_module
 from fat5.nn import norm as norm_module
+from fat5.nn.position import rotary as rotary_module
 from tests.models.conftest import SIZES
 from tests.ops.kernel_checks import DEVICE, needs_gpu, needs_kernels
 
 SMALL = {"vocab_size": 61, "num_layers": 1, "num_decoder_layers": 1, "d_model": 24, "d_ff": 40, "num_heads": 2}
+OPERATORS = (
+    (norm_module, "rms_norm"),
+    (norm_module, "add_rms_norm"),
+    (feed_forward_module, "gated_gelu"),
+    (rotary_module, "apply_rotary_qk"),
+)
 
 
 def on_backend(model, name: str):
-    """A copy whose norms and activations run on a backend."""
-    model = copy.deepcopy(model)
-    for module in model.modules():
-        if isinstance(module, RMSNorm | FeedForward):
-            module.backend = name
-    return model
+    """The same model with norms, activations and rotary embedding on a backend."""
+    config = FAT5Config(**model.config.to_dict() | {"kernel_backend": name})
+    other = FAT5ForConditionalGeneration(config).to(model.device).train(model.training)
+    other.load_state_dict(model.state_dict())
+    return other
 
 
 def step(model, batch: dict) -> dict[str, torch.Tensor]:
@@ -32,23 +39,45 @@ def step(model, batch: dict) -> dict[str, torch.Tensor]:
     return {"loss": output.loss.detach(), **{name: p.grad for name, p in model.named_parameters()}}
 
 
+def record_backends(monkeypatch, calls: list[str]) -> None:
+    """Have every operator with a backend write down the one that it is asked for."""
+
+    def recorded(original, *args, **options):
+        calls.append(options["backend"])
+        return original(*args, **options)
+
+    for module, name in OPERATORS:
+        monkeypatch.setattr(module, name, functools.partial(recorded, getattr(module, name)))
+
+
 def small_batch() -> dict[str, torch.Tensor]:
     inputs = torch.randint(2, 61, (2, 9), device=DEVICE)
     return {"input_ids": inputs, "labels": torch.randint(2, 61, (2, 7), device=DEVICE)}
 
 
 @needs_kernels
-@pytest.mark.parametrize("settings", [{}, {"feed_forward_proj": "gated-gelu", "dropout_rate": 0.3}])
-def test_kernels_change_nothing_but_rounding(settings):
-    model = FAT5ForConditionalGeneration(FAT5Config(**SIZES | SMALL | settings)).to(DEVICE).train()
+@pytest.mark.parametrize("settings", [{}, {"dropout_rate": 0.3, "position_encoding": "rotary"}])
+def test_kernels_change_nothing_but_rounding(settings, monkeypatch):
+    sizes = {k: v for k, v in (SIZES | SMALL).items() if not (settings and k.startswith("relative"))}
+    model = FAT5ForConditionalGeneration(FAT5Config(**sizes | settings)).to(DEVICE).train()
     batch = small_batch()
     results = []
     for name in ("torch", "triton"):
         torch.manual_seed(3)
+        calls: list[str] = []
+        record_backends(monkeypatch, calls)
         results.append(step(on_backend(model, name), batch))
+        monkeypatch.undo()
+        # Norms: three of the encoder, four of the decoder; then what each stack has once.
+        assert calls == [name] * (7 + 2 + 2 * ("position_encoding" in settings))
     for name, expected in results[0].items():
         torch.testing.assert_close(results[1][name], expected, rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
         assert expected.any()
+
+
+def test_an_unknown_backend_is_named():
+    with pytest.raises(Exception, match="got kernel_backend='cuda'; expected one of auto, torch, triton"):
+        FAT5Config(kernel_backend="cuda")
 
 
 def test_every_addition_but_none_before_a_stack_is_left_to_a_norm(monkeypatch, model, batch):

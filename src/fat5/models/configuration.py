@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 from fat5.nn.feed_forward import ACTIVATIONS
 from fat5.nn.position import PositionSettings
 from fat5.ops.attention.backends import BACKENDS
+from fat5.ops.kernels_or_torch import NAMES
 
 
 @strict
@@ -54,6 +55,8 @@ class FAT5Config(PreTrainedConfig):
         label_smoothing: Share of the target's probability spread over the vocabulary in the training loss.
         attention_backend: "auto" for the fastest attention that works, or a backend by name; see
             `fat5.ops.flash_attention`.
+        kernel_backend: Backend of norms, gated GELU and rotary embedding: "auto" for Triton kernels on a GPU that runs
+            them, "torch" or "triton".
         pad_token_id: Padding.
         eos_token_id: End of a sequence.
         decoder_start_token_id: First input of the decoder; T5's is the padding.
@@ -98,6 +101,7 @@ class FAT5Config(PreTrainedConfig):
     z_loss: float | int = 0.0
     label_smoothing: float | int = 0.0
     attention_backend: str = "auto"
+    kernel_backend: str = "auto"
     pad_token_id: int | None = 0
     eos_token_id: int | list[int] | None = 1
     decoder_start_token_id: int | None = 0
@@ -154,6 +158,8 @@ class FAT5Config(PreTrainedConfig):
             raise ValueError(
                 f"got attention_backend={self.attention_backend!r}; expected 'auto' or one of {sorted(BACKENDS)}"
             )
+        if self.kernel_backend not in NAMES:
+            raise ValueError(f"got kernel_backend={self.kernel_backend!r}; expected one of {', '.join(NAMES)}")
         if self.activation not in ACTIVATIONS:
             raise ValueError(
                 f"got feed_forward_proj={self.feed_forward_proj!r}; expected one of {sorted(ACTIVATIONS)}, "

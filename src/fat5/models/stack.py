@@ -19,12 +19,12 @@ class _Sublayer(nn.Module):
     """A residual sublayer: `x + dropout(f(norm(x)))`.
 
     The addition at its end is left to the norm that comes next, which does both in one pass: a sublayer takes the
-    states and the update that the one before it made, and returns the sum of those and its own update.
+    states and the update of the sublayer before, and returns their sum and its own update.
     """
 
     def __init__(self, config: FAT5Config) -> None:
         super().__init__()
-        self.layer_norm = RMSNorm(config.d_model, eps=config.layer_norm_epsilon)
+        self.layer_norm = RMSNorm(config.d_model, eps=config.layer_norm_epsilon, backend=config.kernel_backend)
         self.dropout = nn.Dropout(config.dropout_rate)
 
     def _add_and_normalise(self, hidden_states: Tensor, update: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -104,6 +104,7 @@ class FeedForwardLayer(_Sublayer):
             activation=config.activation,
             gated=config.is_gated,
             dropout=config.dropout_rate,
+            backend=config.kernel_backend,
         )
 
     def forward(self, hidden_states: Tensor, update: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -162,7 +163,8 @@ class FAT5Stack(nn.Module):
         self.block = nn.ModuleList(
             FAT5Block(config, is_decoder=is_decoder, owns_bias=i == 0) for i in range(num_layers or 0)
         )
-        self.final_layer_norm = RMSNorm(config.d_model, eps=config.layer_norm_epsilon)
+        self.kernel_backend = config.kernel_backend
+        self.final_layer_norm = RMSNorm(config.d_model, eps=config.layer_norm_epsilon, backend=config.kernel_backend)
         self.dropout = nn.Dropout(config.dropout_rate)
 
     def forward(
@@ -206,6 +208,7 @@ class FAT5Stack(nn.Module):
         positions = locate(
             self.position, layout, hidden_states, self.head_dim, causal=self.is_decoder, training=self.training
         )
+        positions = positions.on_backend(self.kernel_backend)
         position_bias: Tensor | None = None
         update: Tensor | None = None
         seen: list[Tensor] = []

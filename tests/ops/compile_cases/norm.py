@@ -18,15 +18,17 @@ _SPILLS_FROM = 16_384  # elements of a row: 32 a thread and more
 
 
 def cases(everything: bool) -> list[Compilation]:
-    """Widths of every tile, T5's in every type, for every card; or a few on one card, and T5's smallest on all."""
-    widths = [*(2**n for n in (4, 6, 8, 9, 10, 11, 12, 13, 14, 16)), 48, 100, 768] if everything else [512, 768, 4096]
+    """Widths of every tile, T5's in every type, for every card; or the fused kernels at two widths, on few cards."""
+    if not everything:
+        fused = [case for width in (512, 768) for case in _at(90, width, "bf16") if case.types.get("DH")]
+        elsewhere = [case for card in (80, 86, 120) for case in _at(card, 512, "bf16") if case.types.get("DH")]
+        return fused + [case for case in elsewhere if case.kernel == "rms_norm backward"]
     found = []
+    widths = [*(2**n for n in (4, 6, 8, 9, 10, 11, 12, 13, 14, 16)), 48, 100, 768]
     for architecture, width in itertools.product(ARCHITECTURES, widths):
-        # Cards read one table and differ in instructions alone.
-        if everything or architecture == 90 or width == 512:
-            types = ("bf16", "fp16", "fp32") if everything and width in (512, 1024) else ("bf16",)
-            found += [case for dtype in types for case in _at(architecture, width, dtype)]
-    return found if everything else [x for x in found if x.architecture == 90 or x.kernel == "rms_norm backward"]
+        types = ("bf16", "fp16", "fp32") if width in (512, 1024) else ("bf16",)
+        found += [case for dtype in types for case in _at(architecture, width, dtype)]
+    return found
 
 
 def _at(architecture: int, width: int, dtype: str) -> Iterator[Compilation]:

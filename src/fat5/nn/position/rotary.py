@@ -22,6 +22,7 @@ class Rotation:
         key_cos: The keys'.
         key_sin: The keys'.
         interleaved: Pairs of channels are neighbours.
+        backend: Backend of `fat5.ops.apply_rotary_qk`.
     """
 
     query_cos: Tensor
@@ -29,11 +30,12 @@ class Rotation:
     key_cos: Tensor
     key_sin: Tensor
     interleaved: bool
+    backend: str = "auto"
 
     def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Return the rotated queries and keys, [..., L, H, D], in their own type."""
         tables = self.query_cos, self.query_sin, self.key_cos, self.key_sin
-        return apply_rotary_qk(q, k, *tables, interleaved=self.interleaved)
+        return apply_rotary_qk(q, k, *tables, interleaved=self.interleaved, backend=self.backend)
 
 
 def make_rotation(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,6 +24,10 @@ class StackPositions:
 
     ids: Tensor | None = None
     rotation: Rotation | None = None
+
+    def on_backend(self, name: str) -> StackPositions:
+        """Return the same with a rotation that runs on this backend of `fat5.ops.apply_rotary_qk`."""
+        return self if self.rotation is None else replace(self, rotation=replace(self.rotation, backend=name))
 
 
 def locate(

@@ -27,7 +27,8 @@ def gated_gelu(gate: Tensor, up: Tensor, *, approximate: str = "tanh", backend: 
             place.
         up: Shaped and typed as gate.
         approximate: "tanh" or "none", as in `torch.nn.functional.gelu`; T5 v1.1's own is the former.
-        backend: "auto", "torch", or "triton" for the kernels: bfloat16, float16 and float32 on a GPU.
+        backend: "auto", "torch", or "triton" for the kernels: bfloat16, float16 and float32 on a GPU. They give first
+            derivatives alone.
 
     Returns:
         Tensor of the shape and type of `gate`.

@@ -28,7 +28,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6, *, backend: str = "au
         weight: Gain [D]; its gradient comes back in its own type.
         eps: Added to the mean square.
         backend: "auto", "torch", or "triton" for the kernels: rows of up to 65,536 in bfloat16, float16 and float32, on
-            a GPU.
+            a GPU. They give first derivatives alone.
 
     Returns:
         Tensor of the shape and type of `x`.

@@ -28,7 +28,9 @@ def forward_kernel(
 ):  # fmt: skip
     """Normalise one tile of rows; add `Residual` first, and write the sum to `H`, where there is one."""
     rows, columns, inside = _locate(tl.program_id(0), num_rows, D, BLOCK_D, ROWS)
+    # All loads come before the sum over a row, a barrier that none could pass.
     h = tl.load(X + rows.to(tl.int64) * x_row + columns, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.load(Weight + columns, mask=columns < D, other=0.0)
     out = rows.to(tl.int64) * D + columns
     if Residual is not None:
         h += tl.load(Residual + rows.to(tl.int64) * residual_row + columns, mask=inside, other=0.0).to(tl.float32)
@@ -39,8 +41,7 @@ def forward_kernel(
         h = total.to(tl.float32)  # the norm sees the rounded sum, as it does without fusion
     rstd = tl.rsqrt(tl.sum(h * h, 1, keep_dims=True) / D + eps)
     tl.store(Rstd + rows, rstd, mask=rows < num_rows)
-    weight = tl.load(Weight + columns, mask=columns < D, other=0.0).to(tl.float32)
-    tl.store(Y + out, (h * rstd * weight).to(Y.dtype.element_ty), mask=inside)
+    tl.store(Y + out, (h * rstd * weight.to(tl.float32)).to(Y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -60,6 +61,8 @@ def backward_kernel(
         dy = tl.load(DY + rows.to(tl.int64) * dy_row + columns, mask=inside, other=0.0).to(tl.float32)
         h = tl.load(H + rows.to(tl.int64) * h_row + columns, mask=inside, other=0.0).to(tl.float32)
         rstd = tl.load(Rstd + rows, mask=rows < num_rows, other=0.0)
+        if DX is not None and DH is not None:
+            dh = tl.load(DH + rows.to(tl.int64) * dh_row + columns, mask=inside, other=0.0)
         unit = h * rstd
         if Parts is not None:
             part += dy * unit
@@ -67,7 +70,7 @@ def backward_kernel(
             scaled = dy * weight
             dx = (scaled - unit * (tl.sum(scaled * unit, 1, keep_dims=True) / D)) * rstd
             if DH is not None:
-                dx += tl.load(DH + rows.to(tl.int64) * dh_row + columns, mask=inside, other=0.0).to(tl.float32)
+                dx += dh.to(tl.float32)
             if CLAMP:
                 dx = tl.where(tl.abs(h) < _LIMIT, dx, 0.0)
             tl.store(DX + rows.to(tl.int64) * D + columns, dx.to(DX.dtype.element_ty), mask=inside)
