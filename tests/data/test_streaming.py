@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import multiprocessing
 import os
 import signal
@@ -171,6 +172,29 @@ def test_a_killed_worker_is_one_clear_error():
     Timer(0.3, os.kill, (multiprocessing.active_children()[0].pid, signal.SIGKILL)).start()
     with pytest.raises(DataError, match=r"ended abruptly, .*use fewer workers"):
         deque(batches, maxlen=0)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_skipped_documents_are_counted_by_reason_also_over_a_resume(tmp_path, num_workers):
+    path = tmp_path / "a.jsonl"
+    texts = ["un deux trois quatre", " ", "a", "un deux trois quatre cinq six"] * 600
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    stream = StreamConfig([StreamSource([str(path)])], shuffle_buffer=10)
+    one, other = (data_loader(dataset(stream=stream), num_workers=num_workers) for _ in range(2))
+    assert one.statistics().documents == 0
+    deque(islice(iter(one), 11), maxlen=0)
+    deque(islice(iter(other), 4), maxlen=0)
+    resumed = data_loader(dataset(stream=stream), num_workers=num_workers)
+    resumed.load_state_dict(saved(other.state_dict()))
+    assert resumed.statistics() == other.statistics()
+    deque(islice(iter(resumed), 7), maxlen=0)
+    found = resumed.statistics()
+    assert found == one.statistics()
+    assert (resumed.batches, one.batches) == (11, 11)
+    quarter = found.documents / 3
+    assert found.skipped["empty"] == pytest.approx(quarter, rel=0.1)
+    assert found.skipped["documents of fewer than 2 tokens"] == found.skipped_tokens == pytest.approx(quarter, rel=0.1)
+    assert found.text_tokens > 10 * found.skipped_tokens
 
 
 def test_what_cannot_work_is_refused_at_once():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -25,6 +26,7 @@ class Toy(NamedTuple):
     train: Path
     validation: Path
     tokenizer: Path
+    text: Path
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +45,8 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     tokenizer = train_tokenizer(documents, TokenizerConfig(vocab_size=640), show_progress=False)
     save_tokenizer(tokenizer, root / "tokenizer")
     pretokenize(documents, tokenizer, root / "tokens", PretokenizeConfig(validation_fraction=0.1), show_progress=False)
-    return Toy(root / "tokens" / "train", root / "tokens" / "validation", root / "tokenizer")
+    (root / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    return Toy(root / "tokens" / "train", root / "tokens" / "validation", root / "tokenizer", root / "text.jsonl")
 
 
 def toy_settings(toy: Toy, output_dir: Path, **changes: Any) -> dict[str, Any]:

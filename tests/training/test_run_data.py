@@ -75,7 +75,7 @@ def test_evaluation_runs_in_the_shapes_of_training_and_sees_every_window_once(ma
     data = open_run_data(config.data, config.denoising)
     evaluation = data.evaluation_set()
     assert evaluation is not None
-    assert evaluation.budgets == data.training_stream().budgets
+    assert evaluation.budgets == data.training_set().budgets
     own = resolve_budgets(config.denoising, data.validation.lengths, len(data.special_tokens.sentinels))
     assert own != evaluation.budgets, "the test needs validation text that would ask for other sizes"
     batches = list(evaluation)

@@ -77,7 +77,7 @@ def make_trainer(
         train_dataset=dataset(data.train, data.special_tokens, data.denoising),
         eval_dataset=data.evaluation_set(),
         optimizers=optimizers,
-        num_tokens=data.train.manifest.tokens,
+        num_tokens=data.num_tokens,
         structural_ids={*data.special_tokens.sentinels, data.special_tokens.eos},
         max_eval_batches=config.training.eval_batches,
     )

@@ -21,7 +21,7 @@ from fat5.data.packing import BatchPlan
 from fat5.data.shared_slots import ArrivedBatch, FilledSlot, SlotPool
 from fat5.data.stream_loader import StreamLoader
 from fat5.data.streaming_dataset import StreamingDataset
-from fat5.data.worker_processes import explained, leave_signals_to_parent
+from fat5.data.worker_processes import WORKER_LOSS, explained, leave_signals_to_parent
 from fat5.errors import ConfigError
 
 _MESSAGE_BYTES = 1 << 22
@@ -91,7 +91,7 @@ class BatchLoader:
                     batch = arrived.pop(0)
                     yield batch.batch() if isinstance(batch, ArrivedBatch) else batch
                     del batch
-        except RuntimeError as error:
+        except WORKER_LOSS as error:
             raise explained(error) from error
 
     def _start(self) -> DataLoader:

@@ -34,6 +34,11 @@ class Budgets:
     max_documents: int
     look_ahead: int
 
+    @property
+    def slots(self) -> int:
+        """Token slots of a batch, both sides."""
+        return self.encoder_budget + self.decoder_budget
+
 
 class BatchPlan(NamedTuple):
     """The windows of one batch, in the order of their slots; all arrays are int64 [windows].

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,15 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from fat5.data.shared_slots import SlotPool
-from fat5.data.streaming_dataset import StreamingDataset, use_one_thread
-from fat5.data.worker_processes import explained, leave_signals_to_parent
+from fat5.data.streaming_dataset import StreamingDataset, StreamStatistics, use_one_thread
+from fat5.data.worker_processes import WORKER_LOSS, explained, leave_signals_to_parent
 from fat5.errors import ConfigError, FAT5Error
 
 _SNAPSHOT_EVERY = 8  # batches of a worker; a resumed one makes at most so many anew
+
+
+_Result = tuple[dict[str, Any], "dict[str, Any] | None", StreamStatistics]
+"""A batch, every so often a snapshot of the reader behind it, and what the reader has read."""
 
 
 class StreamLoader:
@@ -45,6 +50,7 @@ class StreamLoader:
         self._batches = 0
         self._snapshots: list[dict[str, Any] | None] = [None] * max(num_workers, 1)
         self._since = [0] * max(num_workers, 1)
+        self._statistics = [StreamStatistics()] * max(num_workers, 1)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         readers = len(self._since)
@@ -65,15 +71,25 @@ class StreamLoader:
             for result in loader:
                 if isinstance(result, FAT5Error):
                     raise result
-                batch, snapshot = result
+                batch, snapshot, statistics = result
                 reader = self._batches % readers
+                self._statistics[reader] = statistics
                 self._batches += 1
                 self._since[reader] += 1
                 if snapshot is not None:
                     self._snapshots[reader], self._since[reader] = snapshot, 0
                 yield batch
-        except RuntimeError as error:
+        except WORKER_LOSS as error:
             raise explained(error) from error
+
+    @property
+    def batches(self) -> int:
+        """Batches given out, those before a resume included."""
+        return self._batches
+
+    def statistics(self) -> StreamStatistics:
+        """Sum up what this rank's readers had read when they made the batches given out so far."""
+        return sum(self._statistics, StreamStatistics())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state behind the last batch given out: numbers, texts and tensors, for `torch.save`."""
@@ -84,6 +100,7 @@ class StreamLoader:
             "num_workers": len(self._since),
             "batches": self._batches,
             "since": list(self._since),
+            "statistics": [asdict(statistics) for statistics in self._statistics],
             "snapshots": [_converted(snapshot, np.ndarray, torch.tensor) for snapshot in self._snapshots],
         }
 
@@ -106,6 +123,7 @@ class StreamLoader:
                 )
         self._batches = state["batches"]
         self._since = list(state["since"])
+        self._statistics = [StreamStatistics(**statistics) for statistics in state["statistics"]]
         self._snapshots = [_converted(snapshot, torch.Tensor, torch.Tensor.numpy) for snapshot in state["snapshots"]]
 
 
@@ -120,7 +138,7 @@ class _Readers(IterableDataset):
         # Workers read from it whether the main process is at its end.
         self.pool = SlotPool(0, 0)
 
-    def __iter__(self) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None] | FAT5Error]:
+    def __iter__(self) -> Iterator[_Result | FAT5Error]:
         info = get_worker_info()
         if info is not None:
             use_one_thread()
@@ -130,14 +148,15 @@ class _Readers(IterableDataset):
             # As it is: a DataLoader would make a traceback of it.
             yield error
 
-    def _results(self, number: int) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
+    def _results(self, number: int) -> Iterator[_Result]:
         reader = self._dataset.reader(number, len(self._since))
         snapshot = self._snapshots[number]
         if snapshot is not None:
             reader.load_state_dict(snapshot)
         for made, batch in enumerate(reader, start=1):
             if made > self._since[number]:
-                yield batch, reader.state_dict() if made % _SNAPSHOT_EVERY == 0 else None
+                snapshot = reader.state_dict() if made % _SNAPSHOT_EVERY == 0 else None
+                yield batch, snapshot, reader.statistics()
 
 
 def _as_it_is(result: Any) -> Any:

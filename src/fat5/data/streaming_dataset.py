@@ -7,7 +7,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,31 @@ if TYPE_CHECKING:
 
 _CHUNK_DOCUMENTS = 256
 _SAMPLED_DOCUMENTS = 2_000
+
+
+@dataclass(frozen=True)
+class StreamStatistics:
+    """What became of the documents read so far; `+` sums up readers.
+
+    Attributes:
+        documents: Documents read and not skipped, counted again in each epoch.
+        text_tokens: Their tokens in the batches so far, before noising.
+        skipped: Number of documents and tails left out, by reason.
+        skipped_tokens: Tokens in them.
+    """
+
+    documents: int = 0
+    text_tokens: int = 0
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    skipped_tokens: int = 0
+
+    def __add__(self, other: StreamStatistics) -> StreamStatistics:
+        return StreamStatistics(
+            self.documents + other.documents,
+            self.text_tokens + other.text_tokens,
+            dict(Counter(self.skipped) + Counter(other.skipped)),
+            self.skipped_tokens + other.skipped_tokens,
+        )
 
 
 class StreamingDataset(IterableDataset[dict[str, Any]]):
@@ -130,9 +155,6 @@ class StreamReader:
         dataset: What is read.
         reader: Number of this reader.
         num_readers: Readers over all ranks.
-
-    Attributes:
-        skipped: Documents left out so far, by reason, beside those that the planner counts.
     """
 
     def __init__(self, dataset: StreamingDataset, reader: int, num_readers: int) -> None:
@@ -146,7 +168,7 @@ class StreamReader:
         self._collate = DenoisingCollator(
             self._planner, dataset.special_tokens, dataset.table, replace(config, seed=seed), dataset.budgets
         )
-        self.skipped: Counter[str] = Counter()
+        self._skipped: Counter[str] = Counter()  # before they came to the planner, which counts its own
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return self
@@ -163,18 +185,28 @@ class StreamReader:
         return {
             "documents": self._documents.state_dict(),
             "planner": self._planner.state_dict(),
-            "skipped": dict(self.skipped),
+            "skipped": dict(self._skipped),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a reader of the same number and settings was."""
         self._documents.load_state_dict(state["documents"])
         self._planner.load_state_dict(state["planner"])
-        self.skipped = Counter(state["skipped"])
+        self._skipped = Counter(state["skipped"])
+
+    def statistics(self) -> StreamStatistics:
+        """Sum up the documents read so far."""
+        planned = self._planner.statistics()
+        return StreamStatistics(
+            planned.documents,
+            planned.text_tokens,
+            dict(self._skipped + Counter(planned.skipped)),
+            planned.skipped_tokens,
+        )
 
     def _chunk(self) -> Chunk:
         (encoded,) = self._encoder.encode(list(islice(self._documents, _CHUNK_DOCUMENTS)))
-        self.skipped.update(encoded.skipped)
+        self._skipped.update(encoded.skipped)
         lengths = encoded.lengths
         if self._joined:
             lengths = lengths.sum(keepdims=True)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
 import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from threading import Thread
 
 import numpy as np
 from tokenizers import Tokenizer
+
+from fat5.data.worker_processes import end_when_parent_is_gone
 
 # A Unicode noncharacter before a special token's text: a spelling that no text has.
 _UNREACHABLE = "\uffff"
@@ -137,16 +137,8 @@ def start_worker(settings: EncoderSettings) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # Ctrl+C reaches every process of the terminal; the parent alone answers it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Thread(target=_end_with_parent, daemon=True).start()
+    end_when_parent_is_gone()
     _encoder = TextEncoder(settings)
-
-
-def _end_with_parent() -> None:
-    # A worker of a killed parent would wait for its next batch for ever.
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def encode_in_worker(texts: Sequence[str]) -> list[EncodedDocuments]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fat5.data.denoising_config import DenoisingConfig
+from fat5.data.text_stream import StreamConfig
 from fat5.errors import ConfigError
 from fat5.optim import OptimizerConfig, ScheduleConfig
 from fat5.training.model_config import ModelConfig
@@ -26,17 +27,26 @@ FREE_ON_RESUME = frozenset(
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Where the pretokenised text and its tokenizer are.
+    """Where the text and its tokenizer are.
 
     Attributes:
         train: Folder of token files made by `fat5 pretokenize`; its `train` folder if it split off validation text.
+        stream: Text that is tokenised while training goes on, in the place of `train`.
         validation: Folder of held-out token files made with the same tokenizer; null for no evaluation.
         tokenizer: Folder or hub name of the tokenizer; null for the copy that lies beside the token files.
     """
 
-    train: str
+    train: str | None = None
+    stream: StreamConfig | None = None
     validation: str | None = None
     tokenizer: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.train is None) == (self.stream is None):
+            given = "neither" if self.train is None else "both"
+            raise ConfigError(
+                f"data takes one of train (token files) and stream (text read while training), got {given}"
+            )
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,8 @@ class TrainingConfig:
         save_total_limit: Checkpoints to keep, the newest.
         log_every: Log every so many steps.
         report_to: Where logs go besides the run's own, such as [tensorboard, wandb]; [] for nowhere.
-        num_workers: Processes that prepare batches; 0 for the training process itself.
+        num_workers: Processes on each GPU that prepare batches; 0 for the training process itself. The batches of token
+            files are the same for any number; those of a stream are not, and a resumed run must keep it.
         gradient_checkpointing: Recompute activations in the backward pass: less memory, about a third more time.
         compile: Compile the model with torch.compile.
         seed: Seed of the initialisation and of dropout; the data's is denoising.seed.
@@ -122,7 +133,7 @@ class PretrainConfig:
     """All settings of a pretraining run.
 
     Attributes:
-        data: The pretokenised text.
+        data: The text.
         training: The run.
         model: The model.
         denoising: How text becomes inputs and targets.

@@ -87,8 +87,7 @@ def pretrain(config: PretrainConfig) -> PretrainResult:
         config,
         precision=precision,
         batches_per_step=arguments.world_size * config.training.gradient_accumulation_steps,
-        documents=data.train.manifest.documents,
-        tokens=data.train.manifest.tokens,
+        data=data.describe(),
     )
     resume = find_resume_point(config, facts)
     arguments.max_steps = config.training.steps(data.slots * facts["batches_per_step"])
@@ -138,11 +137,11 @@ def _build_trainer(
     trainer = PretrainTrainer(
         model=model,
         args=arguments,
-        train_dataset=data.training_stream(rank=rank, world_size=world_size, start_batch=start_batch),
+        train_dataset=data.training_set(rank=rank, world_size=world_size, start_batch=start_batch),
         eval_dataset=data.evaluation_set(rank=rank, world_size=world_size),
         processing_class=data.tokenizer,
         optimizers=(optimizer, schedule),
-        num_tokens=data.train.manifest.tokens,
+        num_tokens=data.num_tokens,
         structural_ids={*data.special_tokens.sentinels, data.special_tokens.eos},
         max_eval_batches=config.training.eval_batches,
         keep_checkpoints=config.training.save_total_limit,
@@ -151,6 +150,8 @@ def _build_trainer(
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(RunProgress())
+    if resume is not None:
+        trainer.load_data_state(resume.checkpoint, start_batch)
     return trainer
 
 
@@ -160,12 +161,11 @@ def _announce(trainer: PretrainTrainer, data: RunData, precision: str, resume: R
     arguments, model = trainer.args, cast(FAT5ForConditionalGeneration, trainer.model)
     slots = data.slots * arguments.world_size * arguments.gradient_accumulation_steps
     logger.info(
-        "model: %.1f M parameters, %s on %s; data: %s documents, %s tokens; %s steps of %s token slots",
+        "model: %.1f M parameters, %s on %s; data: %s; %s steps of %s token slots",
         model.num_parameters() / 1e6,
         precision,
         arguments.device if arguments.world_size == 1 else f"{arguments.world_size} x {arguments.device.type}",
-        f"{data.train.manifest.documents:,}",
-        f"{data.train.manifest.tokens:,}",
+        data.summary,
         f"{arguments.max_steps:,}",
         f"{slots:,}",
     )

@@ -163,7 +163,7 @@ def _examine(config: PretrainConfig, result: PretrainResult) -> QuickstartSummar
     vocab_size = model.config.vocab_size
     seen = result.step * config.training.gradient_accumulation_steps
     unigram = unigram_loss(
-        target_counts(islice(data.training_stream(), seen), vocab_size),
+        target_counts(islice(data.training_set(), seen), vocab_size),
         target_counts(islice(evaluation, config.training.eval_batches), vocab_size),
     )
     untrained = next(entry["eval_loss"] for entry in result.log_history if "eval_loss" in entry)

@@ -65,12 +65,18 @@ def find_resume_point(config: PretrainConfig, facts: dict[str, Any]) -> ResumePo
 
 
 def checkpoint_facts(
-    config: PretrainConfig, *, precision: str, batches_per_step: int, documents: int, tokens: int
+    config: PretrainConfig, *, precision: str, batches_per_step: int, data: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return what a checkpoint must agree on with the run that goes on from it; `precision` with "auto" looked up."""
+    """Return what a checkpoint must agree on with the run that goes on from it.
+
+    Args:
+        config: The run's settings.
+        precision: That of the settings, "auto" looked up.
+        batches_per_step: Batches of all ranks together.
+        data: What tells the training text from another.
+    """
     settings = {key: value for key, value in flatten(config).items() if key not in FREE_ON_RESUME}
     settings["training.precision"] = precision
-    data = {"documents": documents, "tokens": tokens}
     return {"batches_per_step": batches_per_step, "data": data, "settings": settings}
 
 

@@ -20,6 +20,8 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from fat5.data.denoising_dataset import DenoisingDataset
 from fat5.data.loader import data_loader
+from fat5.data.stream_loader import StreamLoader
+from fat5.data.streaming_dataset import StreamingDataset
 from fat5.errors import CheckpointError, FAT5Error
 from fat5.optim import AdamWScale
 from fat5.training import checkpoints
@@ -32,7 +34,7 @@ METADATA = ("denoiser_ids", "num_input_tokens", "num_target_tokens")
 
 
 class PretrainTrainer(Trainer):
-    """Trainer for the whole batches, packed or padded, of a `DenoisingDataset`.
+    """Trainer for the whole batches, packed or padded, of a `DenoisingDataset` or a `StreamingDataset`.
 
     Differences from `transformers.Trainer`:
 
@@ -45,9 +47,9 @@ class PretrainTrainer(Trainer):
     - a checkpoint appears under its name only when it is whole.
 
     Args:
-        train_dataset: the stream of this rank.
+        train_dataset: the training batches of this rank, without end.
         eval_dataset: the evaluation batches of this rank, or None.
-        num_tokens: tokens of the training text, for the epochs in the log.
+        num_tokens: tokens of the training text, for the epochs in the log; None for a stream.
         structural_ids: sentinel and EOS ids, left out of `eval_accuracy_text`.
         max_eval_batches: evaluate on at most so many batches a rank; None for all.
         keep_checkpoints: number of checkpoints to keep.
@@ -58,9 +60,9 @@ class PretrainTrainer(Trainer):
     def __init__(
         self,
         *,
-        train_dataset: DenoisingDataset,
+        train_dataset: DenoisingDataset | StreamingDataset,
         eval_dataset: DenoisingDataset | None = None,
-        num_tokens: int,
+        num_tokens: int | None,
         structural_ids: Iterable[int],
         max_eval_batches: int | None = None,
         keep_checkpoints: int = 2,
@@ -68,7 +70,7 @@ class PretrainTrainer(Trainer):
         **kwargs: Any,
     ) -> None:
         super().__init__(train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs)
-        self.stream = train_dataset
+        self._train_loader: Any = None
         self.num_tokens = num_tokens
         self.structural_ids = frozenset(structural_ids)
         self.max_eval_batches = max_eval_batches
@@ -82,8 +84,35 @@ class PretrainTrainer(Trainer):
         self.add_callback(_TokenClock(self.window))
 
     def get_train_dataloader(self) -> DataLoader:
-        """Return a loader of whole batches, one shard a rank, not wrapped by accelerate."""
-        return self._loader(cast(DenoisingDataset, self.train_dataset))
+        """Return the loader of whole batches, one shard a rank, not wrapped by accelerate; always the same one."""
+        if self._train_loader is None:
+            self._train_loader = self._loader(cast(Any, self.train_dataset))
+        return self._train_loader
+
+    def load_data_state(self, checkpoint: Path, batches: int) -> None:
+        """Take a stream up where `checkpoint` left it; token files need no state.
+
+        Args:
+            checkpoint: A whole checkpoint.
+            batches: Batches that each rank had taken.
+
+        Raises:
+            CheckpointError: The checkpoint holds no state of this rank's stream, or that of another step.
+            ConfigError: The state belongs to another number of ranks or workers, or to other text or settings.
+        """
+        loader = cast(Any, self.get_train_dataloader())
+        if not isinstance(loader, StreamLoader):
+            return
+        path = checkpoint / self._data_state_name
+        if not path.is_file():
+            raise CheckpointError(f"{checkpoint} has no {path.name}: it was saved by fewer processes than run now")
+        loader.load_state_dict(torch.load(path, weights_only=True))
+        if loader.batches != batches:
+            raise CheckpointError(f"{path} stands behind batch {loader.batches:,}, expected batch {batches:,}")
+
+    @property
+    def _data_state_name(self) -> str:
+        return f"data_state_{self.args.process_index}.pt"
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader:
         """Return the evaluation loader, of the same kind."""
@@ -92,7 +121,7 @@ class PretrainTrainer(Trainer):
             raise ValueError(f"evaluation needs a DenoisingDataset, got {type(dataset).__name__}")
         return self._loader(dataset)
 
-    def _loader(self, dataset: DenoisingDataset) -> Any:
+    def _loader(self, dataset: DenoisingDataset | StreamingDataset) -> Any:
         return data_loader(
             dataset,
             num_workers=self.args.dataloader_num_workers,
@@ -165,16 +194,27 @@ class PretrainTrainer(Trainer):
 
     def _close_window(self, logs: dict[str, float]) -> None:
         sums, seconds = self.window.close()
-        correct, z_loss, targets, tokens = self.accelerator.reduce(sums, reduction="sum").tolist()
+        loader = cast(Any, self.get_train_dataloader())
+        streamed = isinstance(loader, StreamLoader)
+        skipped = loader.statistics().skipped_tokens if streamed else 0
+        sums = torch.cat([sums, sums.new_tensor([skipped])])
+        correct, z_loss, targets, tokens, skipped = self.accelerator.reduce(sums, reduction="sum").tolist()
         logs["accuracy"] = correct / max(targets, 1.0)
         logs["z_loss"] = z_loss
         logs["tokens_per_second"] = tokens / max(seconds, 1e-9)
         self.state.num_input_tokens_seen += int(tokens)
-        plan = self.stream.statistics(self.state.global_step * self.args.gradient_accumulation_steps)
-        logs["fill"] = plan.fill
-        logs["skipped_tokens"] = plan.skipped_tokens
-        # The Trainer cannot know how far an endless stream has come in the documents.
-        self.state.epoch = (plan.text_tokens + plan.skipped_tokens) / self.num_tokens
+        batches = self.state.global_step * self.args.gradient_accumulation_steps
+        if streamed:
+            slots = batches * self.args.world_size * loader.dataset.budgets.slots
+            logs["fill"] = self.state.num_input_tokens_seen / slots
+            logs["skipped_tokens"] = int(skipped)
+            self.state.epoch = cast(Any, None)
+        else:
+            plan = loader.dataset.statistics(batches)
+            logs["fill"] = plan.fill
+            logs["skipped_tokens"] = plan.skipped_tokens
+            # The Trainer cannot know how far an endless stream has come in the documents.
+            self.state.epoch = (plan.text_tokens + plan.skipped_tokens) / self.num_tokens
 
     def _divergence(self, loss: float) -> str:
         whole = checkpoints.newest_whole_checkpoint(self.output_dir)
@@ -252,6 +292,7 @@ class PretrainTrainer(Trainer):
             self._staging_dir = self.output_dir / checkpoints.STAGING
             try:
                 super()._save_checkpoint(model, trial)
+                self._save_data_state(self._staging_dir / name)
                 self.accelerator.wait_for_everyone()
                 if self.args.should_save:
                     checkpoints.seal_checkpoint(self._staging_dir / name, self._facts())
@@ -265,6 +306,11 @@ class PretrainTrainer(Trainer):
                 if self.args.should_save:
                     checkpoints.clear_staging(self.output_dir)
             self.accelerator.wait_for_everyone()
+
+    def _save_data_state(self, folder: Path) -> None:
+        loader = cast(Any, self.get_train_dataloader())
+        if isinstance(loader, StreamLoader):
+            torch.save(loader.state_dict(), folder / self._data_state_name)
 
     def _facts(self) -> dict[str, Any]:
         return {
