@@ -17,12 +17,12 @@ TARGETS_MS = {("130M, bf16", "clip + step"): 0.85}
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the case's options."""
+    lists, types = ("130M", "french-small"), ("bf16", "fp32")
     several: dict[str, Any] = {"nargs": "+", "metavar": "NAME"}
-    parser.add_argument("--tensors", choices=("french-small", "130M"), default=["130M", "french-small"], **several)
-    parser.add_argument(
-        "--dtype", choices=("bf16", "fp32"), help="by default bf16, and fp32 without --quick", **several
-    )
-    parser.add_argument("--implementations", help="by default all but adafactor", **several)
+    parser.add_argument("--tensors", choices=lists, default=list(lists), help="lists of tensors", **several)
+    parser.add_argument("--dtype", choices=types, help="bf16 or fp32, by default both; bf16 with --quick", **several)
+    names = "some of fat5-fused, fat5-foreach, adamw-fused, adamw-foreach, adafactor; by default all but the last"
+    parser.add_argument("--implementations", help=names, **several)
     parser.add_argument("--sweep", action="store_true", help="fat5-fused alone, with blocks of many sizes")
 
 
