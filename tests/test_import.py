@@ -36,12 +36,18 @@ def test_import_and_attention_without_triton_and_without_a_gpu():
         "except ValueError as error: assert 'not installed' in str(error)\n"
         "assert 'not installed' in BACKENDS['triton']()\n"
         "try: flash_attention(q, q, q, backend='triton')\n"
+        "except ValueError as error: print(error)\n"
+        "from fat5.optim import AdamWScale\n"
+        "p = torch.nn.Parameter(torch.ones(3)); p.grad = torch.ones(3); optimizer = AdamWScale([p]); optimizer.step()\n"
+        "assert (p < 1).all()\n"
+        "try: AdamWScale([p], fused=True)\n"
         "except ValueError as error: print(error)\n",
         CUDA_VISIBLE_DEVICES="",
         TRITON_INTERPRET="0",
     )
     assert done.returncode == 0, done.stderr
     assert "the package triton is not installed; use 'auto' or 'torch'" in done.stdout
+    assert "got fused=True, which does not work here: the package triton is not installed" in done.stdout
 
 
 def test_import_registers_the_auto_classes():

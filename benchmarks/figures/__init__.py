@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.elementwise import places
-from benchmarks.figures import attention, collator, loss
+from benchmarks.figures import attention, collator, loss, optimizer, precision
 from benchmarks.figures.bandwidth import draw_shares
 from benchmarks.results import read_rows
 from fat5.files import atomic_file
@@ -27,6 +27,8 @@ FIGURES: dict[str, tuple[str, _Draw]] = {
     "geglu": ("geglu", partial(draw_shares, title="Gated GELU", place=places.geglu)),
     "cross_entropy": ("cross_entropy", loss.draw_logits),
     "linear_cross_entropy": ("linear_cross_entropy", loss.draw_hidden),
+    "optimizer": ("optimizer", optimizer.draw_step),
+    "precision": ("precision", precision.draw_curves),
 }
 """By the name of the file: the case it is drawn from, and a function that returns None where rows are missing."""
 

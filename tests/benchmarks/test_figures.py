@@ -47,6 +47,7 @@ BANDWIDTH_COLUMNS = {
     "geglu": {"rows": 8, "width": 4, "approximate": "tanh", "layout": "apart"},
     "cross_entropy": {"table": "times", "rows": 8, "vocab": 4, "ignored": 0.0},
     "linear_cross_entropy": {"table": "times", "rows": 8, "width": 2, "vocab": 4, "ignored": 0.0, "peak_mib": 9.0},
+    "optimizer": {"table": "step", "tensors": "130M"},
 }
 
 
@@ -58,6 +59,15 @@ def bandwidth_rows(case: str) -> list[dict]:
     ]
 
 
+def precision_rows() -> list[dict]:
+    base = {**ENVIRONMENT, "case": "precision", "date": "2026-01-01T00:00:00Z", "table": "curve", "steps": 20}
+    return [
+        {**base, "implementation": name, "step": step, "loss": loss / step}
+        for name, loss in (("fp32", 8.0), ("bf16-kahan", 8.1), ("bf16", 9.0))
+        for step in (10, 20)
+    ]
+
+
 def has_color(path, color: str) -> bool:
     pixels = image.imread(path)[..., :3]
     return bool((np.abs(pixels - np.array(colors.to_rgb(color))).max(-1) < 0.02).sum() > 30)
@@ -66,6 +76,7 @@ def has_color(path, color: str) -> bool:
 def test_figures_show_their_implementations(tmp_path, capsys):
     append_rows(tmp_path / "attention.csv", attention_rows("2026-01-01T00:00:00Z"))
     append_rows(tmp_path / "collator.csv", collator_rows())
+    append_rows(tmp_path / "precision.csv", precision_rows())
     for case in BANDWIDTH_COLUMNS:
         append_rows(tmp_path / f"{case}.csv", bandwidth_rows(case))
     assert main(["plot", "--results", str(tmp_path), "--figures", str(tmp_path / "figures")]) == 0

@@ -9,8 +9,7 @@ import math
 import pytest
 import torch
 
-from fat5.optim import AdamWScale
-from fat5.optim import adamw_scale as module
+from fat5.optim import AdamWScale, torch_updates
 
 SHAPES = ((5, 7), (11,), (), (2, 3, 4), (0, 4))
 
@@ -65,7 +64,7 @@ def test_equals_the_formula_in_float64(foreach, betas, weight_decay, size):
 @pytest.mark.parametrize("kahan", [False, True])
 @pytest.mark.parametrize("lr", [0.01, torch.tensor(0.01)])
 def test_foreach_equals_single_tensor(dtype, kahan, lr, monkeypatch):
-    monkeypatch.setattr(module, "_BUCKET_ELEMENTS", 40)  # several buckets
+    monkeypatch.setattr(torch_updates, "_BUCKET_ELEMENTS", 40)  # several buckets
     results = []
     for foreach in (False, True):
         parameters = parameters_of(dtype)
@@ -258,3 +257,28 @@ def test_complex_parameters_and_sparse_gradients_are_refused():
     embedding(torch.tensor([1])).sum().backward()
     with pytest.raises(ValueError, match="sparse=False"):
         AdamWScale(embedding.parameters()).step()
+
+
+def test_shards_are_refused():
+    """The RMS of a shard is not that of its tensor, and each rank would scale its part otherwise."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        shard = distribute_tensor(torch.ones(4, 2), init_device_mesh("cpu", (1,)), [Shard(0)])
+        with pytest.raises(ValueError, match="got a DTensor; expected whole parameters, since the step is scaled by"):
+            AdamWScale([torch.nn.Parameter(shard)])
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_state_of_other_shapes_is_refused():
+    """The kernels would read beyond its end."""
+    optimizers = [AdamWScale([torch.nn.Parameter(torch.ones(size))]) for size in (3, 4)]
+    for optimizer in optimizers:
+        (parameter,) = optimizer.param_groups[0]["params"]
+        parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+    with pytest.raises(ValueError, match=r"expected exp_avg of shape \(4,\) for parameter 0, got \(3,\)"):
+        optimizers[1].load_state_dict(optimizers[0].state_dict())

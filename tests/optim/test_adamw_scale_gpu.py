@@ -1,4 +1,4 @@
-"""AdamWScale on a GPU: both forms against the CPU, no waiting host, CUDA graphs."""
+"""AdamWScale on a GPU: its forms against the CPU, no waiting host, CUDA graphs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def give_gradients(parameters, seed: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("foreach", [None, False])
+@pytest.mark.parametrize("foreach", [None, True, False])
 def test_equals_the_cpu(dtype, foreach):
     sets = [parameters_on(device, dtype) for device in ("cpu", "cuda")]
     for parameters in sets:
@@ -40,7 +40,7 @@ def test_equals_the_cpu(dtype, foreach):
 
 
 @pytest.mark.parametrize("lr", [0.01, torch.tensor(0.01)])
-@pytest.mark.parametrize("foreach", [None, False])
+@pytest.mark.parametrize("foreach", [None, True, False])
 def test_host_never_waits(lr, foreach):
     parameters = parameters_on("cuda", torch.bfloat16)
     optimizer = AdamWScale(parameters, lr=lr, weight_decay=0.1, foreach=foreach)

@@ -30,6 +30,7 @@ def test_builds_adamw_scale_with_its_settings():
             "weight_decay": decay,
             "kahan": False,
             "foreach": True,
+            "fused": None,
         }
 
 
@@ -40,6 +41,21 @@ def test_defaults_follow_the_optimizer():
     assert type(plain) is torch.optim.AdamW
     assert (plain.defaults["lr"], plain.defaults["fused"], plain.defaults["foreach"]) == (1e-3, True, None)
     assert build_optimizer(model(), OptimizerConfig(name="adamw", foreach=True)).defaults["foreach"] is True
+
+
+def test_fused_kernels_are_refused_where_they_cannot_run(monkeypatch):
+    config = OptimizerConfig(fused=True)
+    with pytest.raises(ConfigError, match=r"optimizer.fused is true, which does not work here: .*torch.float64"):
+        build_optimizer(model().double(), config)
+    monkeypatch.setattr("fat5.optim.config.unavailable", lambda: "there is no CUDA GPU")
+    with pytest.raises(ConfigError, match=r"there is no CUDA GPU; leave it out"):
+        build_optimizer(model(), config)
+
+
+@pytest.mark.parametrize("name", ["adamw_scale", "adamw"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_form_is_passed_on(name, fused):
+    assert build_optimizer(model(), OptimizerConfig(name=name, fused=fused)).defaults["fused"] is fused
 
 
 @pytest.mark.parametrize("name", ["adamw_scale", "adamw"])
@@ -90,6 +106,7 @@ def test_builds_the_schedule_in_steps_or_shares_of_the_run(config, total, zeros,
         ({"eps": 0.0}, "eps > 0"),
         ({"weight_decay": -1.0}, "weight_decay >= 0"),
         ({"name": "adamw", "kahan": True}, "kahan is for adamw_scale"),
+        ({"fused": True, "foreach": True}, "optimizer: expected at most one of foreach and fused to be true, got both"),
     ],
 )
 def test_bad_optimizer_settings_are_named(settings, message):

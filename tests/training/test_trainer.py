@@ -293,3 +293,22 @@ def test_gradient_checkpointing_gives_the_same_losses(make_config, tmp_path):
     losses, norms = ([[e[n] for e in run.log_history if n in e] for run in runs] for n in ("loss", "grad_norm"))
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("max_grad_norm", [0.05, 0.0])
+def test_clipping_in_the_optimizer_is_the_trainers_own(make_config, tmp_path, monkeypatch, max_grad_norm):
+    changes = {"training__max_steps": 3, "training__save_every": 100, "data__validation": None}
+    trainers = []
+    for name in ("in the step", "before it"):
+        if name == "before it":
+            monkeypatch.setattr(PretrainTrainer, "_clip_in_the_step", lambda self, max_norm: None)
+        output_dir = str(tmp_path / name)
+        config = make_config(**changes, training__output_dir=output_dir, training__max_grad_norm=max_grad_norm)
+        trainers.append(make_trainer(config))
+        trainers[-1].train()
+    ours, theirs = trainers
+    for name in ("grad_norm", "loss"):
+        assert logged(ours, name) == pytest.approx(logged(theirs, name), rel=1e-4), name
+    assert min(logged(ours, "grad_norm")) > 0.1
+    for (name, mine), other in zip(ours.model.named_parameters(), theirs.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=2e-5, msg=name)

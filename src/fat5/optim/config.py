@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from fat5.errors import ConfigError, nearest
-from fat5.optim.adamw_scale import AdamWScale, check_settings
+from fat5.optim.adamw_scale import AdamWScale, check_form, check_settings
+from fat5.optim.fused_update import refuses, unavailable
 from fat5.optim.groups import parameter_groups
 from fat5.optim.schedules import check_schedule, get_schedule
 
@@ -32,8 +33,8 @@ class OptimizerConfig:
         weight_decay: Decoupled weight decay of matrices; norms, biases and relative position biases never decay.
         kahan: Keep the rounding errors of bf16 and float16 parameters and make up for them; on if not given.
             adamw_scale only.
-        foreach: Update many tensors at a time with more temporary memory; if not given, on GPUs (adamw: the fused
-            kernel).
+        foreach: Update many tensors at a time with more temporary memory; if not given, on GPUs without fused kernels.
+        fused: Update all tensors in a few launches of kernels; if not given, where they work, unless foreach is given.
     """
 
     name: str = "adamw_scale"
@@ -43,6 +44,7 @@ class OptimizerConfig:
     weight_decay: float = 0.0
     kahan: bool | None = None
     foreach: bool | None = None
+    fused: bool | None = None
 
     def __post_init__(self) -> None:
         if self.name not in OPTIMIZERS:
@@ -54,6 +56,7 @@ class OptimizerConfig:
             raise ConfigError(f"optimizer.kahan is for adamw_scale, but optimizer.name is {self.name}; leave it out")
         try:
             check_settings(self.peak_lr, self.betas, self.eps, self.weight_decay, name="optimizer")
+            check_form(self.foreach, self.fused, name="optimizer")
         except ValueError as error:
             raise ConfigError(str(error)) from None
 
@@ -109,18 +112,27 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     Args:
         model: Where its parameters lie decides whether the fused or foreach form is used.
         config: The settings.
+
+    Raises:
+        ConfigError: Fused kernels are asked for where they cannot run.
     """
     groups = parameter_groups(model, config.weight_decay)
+    parameters = [parameter for group in groups for parameter in group["params"]]
     settings: dict[str, Any] = {
         "lr": config.peak_lr,
         "betas": config.betas,
         "eps": config.eps,
         "foreach": config.foreach,
     }
+    fused = config.fused
     if config.name == "adamw_scale":
-        return AdamWScale(groups, kahan=config.kahan is not False, **settings)
-    fusable = all(p.device.type in ("cpu", "cuda") for group in groups for p in group["params"])
-    return torch.optim.AdamW(groups, fused=True if config.foreach is None and fusable else None, **settings)
+        reason = fused and (unavailable() or next(filter(None, map(refuses, parameters)), None))
+        if reason:
+            raise ConfigError(f"optimizer.fused is true, which does not work here: {reason}; leave it out")
+        return AdamWScale(groups, kahan=config.kahan is not False, fused=fused, **settings)
+    if fused is None and config.foreach is None and all(p.device.type in ("cpu", "cuda") for p in parameters):
+        fused = True
+    return torch.optim.AdamW(groups, fused=fused, **settings)
 
 
 def build_schedule(optimizer: Optimizer, config: ScheduleConfig, num_training_steps: int) -> LambdaLR:

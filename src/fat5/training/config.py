@@ -21,7 +21,7 @@ FREE_ON_RESUME = frozenset(
     }
     | {f"training.{name}" for name in ("eval_every", "eval_at_start", "eval_batches", "save_every", "save_total_limit")}
     | {f"training.{name}" for name in ("log_every", "num_workers", "report_to", "resume", "compile")}
-    | {"training.gradient_checkpointing"}
+    | {"training.gradient_checkpointing", "optimizer.foreach", "optimizer.fused"}
 )
 
 

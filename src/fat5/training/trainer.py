@@ -23,6 +23,7 @@ from fat5.data.loader import data_loader
 from fat5.data.stream_loader import StreamLoader
 from fat5.data.streaming_dataset import StreamingDataset
 from fat5.errors import CheckpointError, FAT5Error
+from fat5.optim import AdamWScale
 from fat5.training import checkpoints
 from fat5.training.evaluation import EvaluationSums, denoiser_of_each_token, plain_cross_entropy
 from fat5.training.log_window import LogWindow
@@ -38,6 +39,7 @@ class PretrainTrainer(Trainer):
     Differences from `transformers.Trainer`:
 
     - the data sets shard themselves by rank; accelerate leaves their loaders alone;
+    - `AdamWScale` clips as it reads the gradients, without a pass that writes them;
     - the loss of a step is the sum over its micro-batches and ranks divided by their number of target tokens;
     - logs hold `accuracy`, `z_loss`, `tokens_per_second` and `tokens_seen`, counted in real tokens of both sides;
     - `evaluate` gives cross-entropy (no z-loss, no smoothing) and masked accuracy, overall and by denoiser, and keeps
@@ -153,6 +155,22 @@ class PretrainTrainer(Trainer):
             for name, value in inputs.items()
             if name not in METADATA
         }
+
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        norm = self._clip_in_the_step(self.args.max_grad_norm)
+        return super()._clip_grad_norm(model) if norm is None else norm
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        if grad_norm is None:
+            grad_norm = self._clip_in_the_step(math.inf)
+        return super()._get_grad_norm(model, grad_norm=grad_norm)
+
+    def _clip_in_the_step(self, max_norm: float) -> Tensor | None:
+        """Return the gradients' norm and let the optimiser clip; None where it cannot or a scaler changes them yet."""
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # out of accelerate's wrapper
+        if not isinstance(optimizer, AdamWScale) or self.accelerator.scaler is not None:
+            return None
+        return optimizer.clip_grad_norm(max_norm)
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Return 0: the Trainer's estimate would run all weights over the encoder's tokens, so none is better."""
