@@ -9,6 +9,7 @@ from fat5.data.denoising_config import DenoisingConfig
 from fat5.data.text_stream import StreamConfig
 from fat5.errors import ConfigError
 from fat5.optim import OptimizerConfig, ScheduleConfig
+from fat5.training.compilation import CompileMode, uses_cuda_graphs
 from fat5.training.model_config import ModelConfig
 
 # A resumed run may change these: where and how long it runs and what is watched, not what a step computes. Data folders
@@ -20,7 +21,7 @@ FREE_ON_RESUME = frozenset(
         for name in ("output_dir", "device", "max_steps", "max_tokens", "gradient_accumulation_steps")
     }
     | {f"training.{name}" for name in ("eval_every", "eval_at_start", "eval_batches", "save_every", "save_total_limit")}
-    | {f"training.{name}" for name in ("log_every", "num_workers", "report_to", "resume", "compile")}
+    | {f"training.{name}" for name in ("log_every", "num_workers", "report_to", "resume", "compile", "compile_mode")}
     | {"training.gradient_checkpointing"}
 )
 
@@ -72,7 +73,9 @@ class TrainingConfig:
         num_workers: Processes on each GPU that prepare batches; 0 for the training process itself. The batches of token
             files are the same for any number; those of a stream are not, and a resumed run must keep it.
         gradient_checkpointing: Recompute activations in the backward pass: less memory, about a third more time.
-        compile: Compile the model with torch.compile.
+        compile: Compile model and loss with torch.compile, as one graph: the first step then takes a minute or so.
+        compile_mode: torch.compile's mode. "reduce-overhead" replays CUDA graphs, which pays where the host cannot keep
+            up with the GPU: small models and small batches.
         seed: Seed of the initialisation and of dropout; the data's is denoising.seed.
         resume: "auto": go on from the newest checkpoint in output_dir if there is one; a checkpoint's path; false:
             refuse an output_dir that holds checkpoints.
@@ -95,6 +98,7 @@ class TrainingConfig:
     num_workers: int = 2
     gradient_checkpointing: bool = False
     compile: bool = False
+    compile_mode: CompileMode = "default"
     seed: int = 0
     resume: bool | str = "auto"
 
@@ -116,6 +120,13 @@ class TrainingConfig:
             value = getattr(self, name)
             if value is not None and not value >= bound:
                 raise ConfigError(f"training.{name} is {value}, expected at least {bound}")
+        if self.compile_mode != "default" and not self.compile:
+            raise ConfigError(f"training.compile_mode is {self.compile_mode} without effect; set training.compile=true")
+        if self.compile and uses_cuda_graphs(self.compile_mode) and self.gradient_accumulation_steps > 1:
+            raise ConfigError(
+                f"training.compile_mode is {self.compile_mode}, which replays CUDA graphs: the next micro-batch writes "
+                "over the gradients; set gradient_accumulation_steps=1 or compile_mode=default"
+            )
         if self.seed >= 2**32:
             raise ConfigError(f"training.seed is {self.seed}, expected less than 2^32")
         if self.resume is True or self.resume == "":

@@ -21,6 +21,7 @@ from fat5.models import FAT5ForConditionalGeneration
 from fat5.optim import build_optimizer, build_schedule
 from fat5.training.arguments import resolve_precision, training_arguments
 from fat5.training.checkpoints import STAGING, clear_staging, list_checkpoints
+from fat5.training.compilation import cache_folder, compile_model, uses_cuda_graphs
 from fat5.training.config import PretrainConfig
 from fat5.training.config_file import to_yaml
 from fat5.training.interruption import StopCallback, StopRequest
@@ -106,12 +107,14 @@ def pretrain(config: PretrainConfig) -> PretrainResult:
         check_weights(resume.checkpoint, model)
     # Before the optimiser is built: where the parameters lie decides its form.
     model.to(arguments.device)
+    if config.training.compile:
+        compile_model(model, config.training.compile_mode)
     optimizer = build_optimizer(model, config.optimizer)
     schedule = build_schedule(optimizer, config.schedule, num_training_steps=arguments.max_steps)
     if arguments.should_save:
         _prepare_folder(config)
     trainer = _build_trainer(config, data, arguments, (model, optimizer, schedule), facts, resume)
-    _announce(trainer, data, precision, resume)
+    _announce(trainer, data, precision, resume, config.training.compile)
     return _train(trainer, resume)
 
 
@@ -146,6 +149,7 @@ def _build_trainer(
         max_eval_batches=config.training.eval_batches,
         keep_checkpoints=config.training.save_total_limit,
         checkpoint_facts=facts,
+        cuda_graphs=config.training.compile and uses_cuda_graphs(config.training.compile_mode),
     )
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
@@ -155,7 +159,9 @@ def _build_trainer(
     return trainer
 
 
-def _announce(trainer: PretrainTrainer, data: RunData, precision: str, resume: ResumePoint | None) -> None:
+def _announce(
+    trainer: PretrainTrainer, data: RunData, precision: str, resume: ResumePoint | None, compiled: bool
+) -> None:
     if not trainer.args.should_save:
         return
     arguments, model = trainer.args, cast(FAT5ForConditionalGeneration, trainer.model)
@@ -169,6 +175,8 @@ def _announce(trainer: PretrainTrainer, data: RunData, precision: str, resume: R
         f"{arguments.max_steps:,}",
         f"{slots:,}",
     )
+    if compiled:
+        logger.info("the first step compiles the model; compiled code is kept in %s", cache_folder())
     if resume is not None:
         logger.info("going on from %s", resume.checkpoint)
 
