@@ -30,6 +30,7 @@ COMMANDS = {
     "train-tokenizer": Command("fat5.cli.train_tokenizer", "train a byte-level BPE tokenizer with sentinels"),
     "pretokenize": Command("fat5.cli.pretokenize", "turn text into token files that training reads"),
     "pretrain": Command("fat5.cli.pretrain", "pretrain a T5 from a YAML configuration"),
+    "cost": Command("fat5.cli.cost", "hours, energy, CO2 and cost of a planned run, from a measured rate"),
     "doctor": Command("fat5.cli.doctor", "show versions, GPUs and which attention backends work here"),
 }
 

@@ -9,6 +9,7 @@ from fat5.data.denoising_config import DenoisingConfig
 from fat5.data.text_stream import StreamConfig
 from fat5.errors import ConfigError
 from fat5.optim import OptimizerConfig, ScheduleConfig
+from fat5.training.accounts import AccountsConfig
 from fat5.training.compilation import CompileMode, uses_cuda_graphs
 from fat5.training.model_config import ModelConfig
 
@@ -24,6 +25,7 @@ FREE_ON_RESUME = frozenset(
     | {f"training.{name}" for name in ("log_every", "num_workers", "report_to", "resume", "compile", "compile_mode")}
     | {"training.gradient_checkpointing"}
 )
+FREE_SECTIONS = ("accounts.",)
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,7 @@ class PretrainConfig:
         denoising: How text becomes inputs and targets.
         optimizer: The optimiser.
         schedule: The learning rate over time.
+        accounts: What the run costs.
     """
 
     data: DataConfig
@@ -158,3 +161,4 @@ class PretrainConfig:
     denoising: DenoisingConfig = field(default_factory=DenoisingConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    accounts: AccountsConfig = field(default_factory=AccountsConfig)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import signal
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +21,7 @@ from fat5.errors import CheckpointError
 from fat5.files import atomic_file
 from fat5.models import FAT5ForConditionalGeneration
 from fat5.optim import build_optimizer, build_schedule
+from fat5.training.account_book import AccountBook, AccountsCallback, describe_accounts
 from fat5.training.arguments import resolve_precision, training_arguments
 from fat5.training.checkpoints import STAGING, clear_staging, list_checkpoints
 from fat5.training.compilation import cache_folder, compile_model, uses_cuda_graphs
@@ -115,7 +118,23 @@ def pretrain(config: PretrainConfig) -> PretrainResult:
         _prepare_folder(config)
     trainer = _build_trainer(config, data, arguments, (model, optimizer, schedule), facts, resume)
     _announce(trainer, data, precision, resume, config.training.compile)
-    return _train(trainer, resume)
+    return _train(trainer, resume, _open_accounts(config, arguments, resume))
+
+
+def _open_accounts(
+    config: PretrainConfig, arguments: TrainingArguments, resume: ResumePoint | None
+) -> AccountBook | None:
+    if not arguments.should_save:
+        return None
+    on_gpu = arguments.device.type == "cuda"
+    return AccountBook(
+        Path(config.training.output_dir),
+        config.accounts,
+        device=torch.cuda.get_device_name(arguments.device) if on_gpu else "cpu",
+        devices=arguments.world_size,
+        machines=max(1, arguments.world_size // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))),
+        resumed=resume is not None,
+    )
 
 
 def _prepare_folder(config: PretrainConfig) -> None:
@@ -181,15 +200,20 @@ def _announce(
         logger.info("going on from %s", resume.checkpoint)
 
 
-def _train(trainer: PretrainTrainer, resume: ResumePoint | None) -> PretrainResult:
+def _train(trainer: PretrainTrainer, resume: ResumePoint | None, book: AccountBook | None) -> PretrainResult:
     output_dir = trainer.output_dir
-    with StopRequest() as request:
+    with StopRequest() as request, book or nullcontext():
         stop = StopCallback(request)
         trainer.add_callback(stop)
+        if book is not None:
+            trainer.add_callback(AccountsCallback(book))
         trainer.train(resume_from_checkpoint=str(resume.checkpoint) if resume else None)
         complete = trainer.state.global_step >= trainer.args.max_steps
         if complete and trainer.args.should_save:
             _save_result(trainer, output_dir)
+        if book is not None:
+            accounts = book.write(trainer.state.num_input_tokens_seen)
+            logger.info("accounts: %s", describe_accounts(accounts))
     return PretrainResult(
         output_dir=output_dir,
         step=trainer.state.global_step,
