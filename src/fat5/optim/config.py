@@ -111,6 +111,12 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
         config: The settings.
     """
     groups = parameter_groups(model, config.weight_decay)
+    if config.name == "adamw_scale" and any(is_sharded(p) for group in groups for p in group["params"]):
+        from fat5.optim.sharded import ShardedAdamWScale
+
+        return ShardedAdamWScale(
+            groups, config.peak_lr, config.betas, config.eps, config.weight_decay, config.kahan is not False
+        )
     settings: dict[str, Any] = {
         "lr": config.peak_lr,
         "betas": config.betas,
@@ -121,6 +127,11 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
         return AdamWScale(groups, kahan=config.kahan is not False, **settings)
     fusable = all(p.device.type in ("cpu", "cuda") for group in groups for p in group["params"])
     return torch.optim.AdamW(groups, fused=True if config.foreach is None and fusable else None, **settings)
+
+
+def is_sharded(parameter: torch.Tensor) -> bool:
+    """Return whether a parameter is spread over ranks, a DTensor."""
+    return hasattr(parameter, "placements")
 
 
 def build_schedule(optimizer: Optimizer, config: ScheduleConfig, num_training_steps: int) -> LambdaLR:

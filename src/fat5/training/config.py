@@ -23,7 +23,7 @@ FREE_ON_RESUME = frozenset(
     }
     | {f"training.{name}" for name in ("eval_every", "eval_at_start", "eval_batches", "save_every", "save_total_limit")}
     | {f"training.{name}" for name in ("log_every", "num_workers", "report_to", "resume", "compile", "compile_mode")}
-    | {"training.gradient_checkpointing"}
+    | {"training.gradient_checkpointing", "training.data_parallel_shard_degree"}
 )
 FREE_SECTIONS = ("accounts.",)
 
@@ -74,6 +74,8 @@ class TrainingConfig:
         report_to: Where logs go besides the run's own, such as [tensorboard, wandb]; [] for nowhere.
         num_workers: Processes on each GPU that prepare batches; 0 for the training process itself. The batches of token
             files are the same for any number; those of a stream are not, and a resumed run must keep it.
+        data_parallel_shard_degree: GPUs that share one copy of the weights, gradients and optimiser state (FSDP2); 1:
+            each has its own (DDP); -1: all share one; a number between: groups of so many, best those of a machine.
         gradient_checkpointing: Recompute activations in the backward pass: less memory, about a third more time.
         compile: Compile model and loss with torch.compile, as one graph: the first step then takes a minute or so.
         compile_mode: torch.compile's mode. "reduce-overhead" replays CUDA graphs, which pays where the host cannot keep
@@ -98,6 +100,7 @@ class TrainingConfig:
     log_every: int = 50
     report_to: list[str] = field(default_factory=lambda: ["tensorboard"])
     num_workers: int = 2
+    data_parallel_shard_degree: int = 1
     gradient_checkpointing: bool = False
     compile: bool = False
     compile_mode: CompileMode = "default"
@@ -128,6 +131,10 @@ class TrainingConfig:
             raise ConfigError(
                 f"training.compile_mode is {self.compile_mode}, which replays CUDA graphs: the next micro-batch writes "
                 "over the gradients; set gradient_accumulation_steps=1 or compile_mode=default"
+            )
+        if self.data_parallel_shard_degree < 1 and self.data_parallel_shard_degree != -1:
+            raise ConfigError(
+                f"training.data_parallel_shard_degree is {self.data_parallel_shard_degree}, expected 1 or more, or -1"
             )
         if self.seed >= 2**32:
             raise ConfigError(f"training.seed is {self.seed}, expected less than 2^32")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 
 class LogWindow:
@@ -79,3 +81,36 @@ class LogWindow:
         sums = torch.cat([sums, torch.tensor(counts, dtype=torch.float64, device=self.device)])
         self.reset()
         return sums, seconds, warm_up
+
+
+class TokenClock(TrainerCallback):
+    """Closes the log window wherever something depends on it, counts its steps and times the first one apart."""
+
+    def __init__(self, window: LogWindow) -> None:
+        self.window = window
+        self._first = True
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Start the first window."""
+        self.window.reset()
+        self._first = True
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Begin the warm-up at a process's first step."""
+        if self._first:
+            self.window.begin_warm_up()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Count the step, and ask for a log where something depends on it."""
+        self.window.steps += 1
+        if self._first:
+            self.window.end_warm_up()
+            self._first = False
+        # A checkpoint then starts with an empty window, so that the logs after a resume are those of the unbroken run,
+        # and an evaluation knows how many tokens came before it.
+        if control.should_save or control.should_evaluate:
+            control.should_log = True

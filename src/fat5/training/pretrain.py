@@ -20,7 +20,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainingArguments, s
 from fat5.errors import CheckpointError
 from fat5.files import atomic_file
 from fat5.models import FAT5ForConditionalGeneration
-from fat5.optim import build_optimizer, build_schedule
+from fat5.optim import build_optimizer, build_schedule, is_sharded
 from fat5.training.account_book import AccountBook, AccountsCallback, describe_accounts
 from fat5.training.arguments import resolve_precision, training_arguments
 from fat5.training.checkpoints import STAGING, clear_staging, list_checkpoints
@@ -32,6 +32,8 @@ from fat5.training.plot import plot_loss, read_log_history
 from fat5.training.progress import RunProgress, library_bars_hidden
 from fat5.training.resume import ResumePoint, check_weights, checkpoint_facts, find_resume_point
 from fat5.training.run_data import RunData, open_run_data
+from fat5.training.sharded_trainer import ShardedTrainer
+from fat5.training.sharding import blocks_of, resolve_shard_degree, shard_model, whole_weights
 from fat5.training.trainer import PretrainTrainer
 
 logger = logging.getLogger(__name__)
@@ -110,8 +112,7 @@ def pretrain(config: PretrainConfig) -> PretrainResult:
         check_weights(resume.checkpoint, model)
     # Before the optimiser is built: where the parameters lie decides its form.
     model.to(arguments.device)
-    if config.training.compile:
-        compile_model(model, config.training.compile_mode)
+    _place(model, config, arguments)
     optimizer = build_optimizer(model, config.optimizer)
     schedule = build_schedule(optimizer, config.schedule, num_training_steps=arguments.max_steps)
     if arguments.should_save:
@@ -119,6 +120,15 @@ def pretrain(config: PretrainConfig) -> PretrainResult:
     trainer = _build_trainer(config, data, arguments, (model, optimizer, schedule), facts, resume)
     _announce(trainer, data, precision, resume, config.training.compile)
     return _train(trainer, resume, _open_accounts(config, arguments, resume))
+
+
+def _place(model: FAT5ForConditionalGeneration, config: PretrainConfig, arguments: TrainingArguments) -> None:
+    """Compile the model and spread it over the ranks, as the settings ask for."""
+    degree = resolve_shard_degree(config.training.data_parallel_shard_degree, arguments.world_size)
+    if config.training.compile:
+        compile_model(model, config.training.compile_mode, blocks=blocks_of(model) if degree > 1 else None)
+    if degree > 1:
+        shard_model(model, degree, arguments.world_size, arguments.device)
 
 
 def _open_accounts(
@@ -156,7 +166,8 @@ def _build_trainer(
     rank, world_size = arguments.process_index, arguments.world_size
     start_batch = resume.step * arguments.gradient_accumulation_steps if resume else 0
     model, optimizer, schedule = parts
-    trainer = PretrainTrainer(
+    kind = ShardedTrainer if any(map(is_sharded, model.parameters())) else PretrainTrainer
+    trainer = kind(
         model=model,
         args=arguments,
         train_dataset=data.training_set(rank=rank, world_size=world_size, start_batch=start_batch),
@@ -209,7 +220,7 @@ def _train(trainer: PretrainTrainer, resume: ResumePoint | None, book: AccountBo
             trainer.add_callback(AccountsCallback(book))
         trainer.train(resume_from_checkpoint=str(resume.checkpoint) if resume else None)
         complete = trainer.state.global_step >= trainer.args.max_steps
-        if complete and trainer.args.should_save:
+        if complete:
             _save_result(trainer, output_dir)
         if book is not None:
             accounts = book.write(trainer.state.num_input_tokens_seen)
@@ -226,11 +237,15 @@ def _train(trainer: PretrainTrainer, resume: ResumePoint | None, book: AccountBo
 
 def _save_result(trainer: PretrainTrainer, output_dir: Path) -> None:
     """Put model, tokenizer, log and loss curve into the run's folder, each file whole, the weights last."""
+    model = cast(FAT5ForConditionalGeneration, trainer.model)
+    weights = whole_weights(model) if isinstance(trainer, ShardedTrainer) else None
+    if not trainer.args.should_save:
+        return
     staging = output_dir / STAGING / "model"
     try:
         with library_bars_hidden():
-            for part in cast(tuple[Any, ...], (trainer.model, trainer.processing_class)):
-                part.save_pretrained(staging)
+            model.save_pretrained(staging, state_dict=weights)
+            cast(Any, trainer.processing_class).save_pretrained(staging)
         files = sorted(staging.iterdir(), key=lambda path: (path.suffix == ".safetensors", path.name))
         for file in files:
             file.replace(output_dir / file.name)

@@ -16,7 +16,7 @@ from safetensors.torch import load_model
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer
 
 from fat5.data.denoising_dataset import DenoisingDataset
 from fat5.data.loader import data_loader
@@ -25,7 +25,7 @@ from fat5.data.streaming_dataset import StreamingDataset
 from fat5.errors import CheckpointError, FAT5Error
 from fat5.training import checkpoints
 from fat5.training.evaluation import EvaluationSums, denoiser_of_each_token, plain_cross_entropy
-from fat5.training.log_window import LogWindow
+from fat5.training.log_window import LogWindow, TokenClock
 from fat5.training.progress import library_bars_hidden
 
 # What a batch says about itself; the model does not take these.
@@ -84,7 +84,7 @@ class PretrainTrainer(Trainer):
         self.output_dir = Path(str(self.args.output_dir))
         self.window = LogWindow(self.args.device)
         self._staging_dir: Path | None = None
-        self.add_callback(_TokenClock(self.window))
+        self.add_callback(TokenClock(self.window))
 
     def get_train_dataloader(self) -> DataLoader:
         """Return the loader of whole batches, one shard a rank, not wrapped by accelerate; always the same one."""
@@ -334,33 +334,3 @@ class PretrainTrainer(Trainer):
         reason = " ".join(str(error).split())
         where = f"{self.output_dir} ({reason}; {free:.0f} MiB free)"
         return f"{name} could not be saved in {where}: nothing of it was kept, {kept}"
-
-
-class _TokenClock(TrainerCallback):
-    """Closes the log window wherever something depends on it, counts its steps and times the first one apart."""
-
-    def __init__(self, window: LogWindow) -> None:
-        self.window = window
-        self._first = True
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self.window.reset()
-        self._first = True
-
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        if self._first:
-            self.window.begin_warm_up()
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.window.steps += 1
-        if self._first:
-            self.window.end_warm_up()
-            self._first = False
-        # A checkpoint then starts with an empty window, so that the logs after a resume are those of the unbroken run,
-        # and an evaluation knows how many tokens came before it.
-        if control.should_save or control.should_evaluate:
-            control.should_log = True
