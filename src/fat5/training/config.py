@@ -23,7 +23,7 @@ FREE_ON_RESUME = frozenset(
     }
     | {f"training.{name}" for name in ("eval_every", "eval_at_start", "eval_batches", "save_every", "save_total_limit")}
     | {f"training.{name}" for name in ("log_every", "num_workers", "report_to", "resume", "compile", "compile_mode")}
-    | {"training.gradient_checkpointing", "training.data_parallel_shard_degree"}
+    | {"training.profile", "training.gradient_checkpointing", "training.data_parallel_shard_degree"}
 )
 FREE_SECTIONS = ("accounts.",)
 
@@ -80,6 +80,8 @@ class TrainingConfig:
         compile: Compile model and loss with torch.compile, as one graph: the first step then takes a minute or so.
         compile_mode: torch.compile's mode. "reduce-overhead" replays CUDA graphs, which pays where the host cannot keep
             up with the GPU: small models and small batches.
+        profile: Steps to profile, behind the first five: a trace is written into output_dir, and the shares of matrix
+            products, attention, memory-bound work and idle time are printed; 0 for none.
         seed: Seed of the initialisation and of dropout; the data's is denoising.seed.
         resume: "auto": go on from the newest checkpoint in output_dir if there is one; a checkpoint's path; false:
             refuse an output_dir that holds checkpoints.
@@ -104,6 +106,7 @@ class TrainingConfig:
     gradient_checkpointing: bool = False
     compile: bool = False
     compile_mode: CompileMode = "default"
+    profile: int = 0
     seed: int = 0
     resume: bool | str = "auto"
 
@@ -121,6 +124,7 @@ class TrainingConfig:
             "log_every": 1,
         }
         least |= {"max_steps": 1, "max_tokens": 1, "eval_batches": 1, "max_grad_norm": 0, "num_workers": 0, "seed": 0}
+        least |= {"profile": 0}
         for name, bound in least.items():
             value = getattr(self, name)
             if value is not None and not value >= bound:

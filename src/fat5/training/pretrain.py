@@ -29,6 +29,7 @@ from fat5.training.config import PretrainConfig
 from fat5.training.config_file import to_yaml
 from fat5.training.interruption import StopCallback, StopRequest
 from fat5.training.plot import plot_loss, read_log_history
+from fat5.training.profiling import ProfileCallback
 from fat5.training.progress import RunProgress, library_bars_hidden
 from fat5.training.resume import ResumePoint, check_weights, checkpoint_facts, find_resume_point
 from fat5.training.run_data import RunData, open_run_data
@@ -184,6 +185,8 @@ def _build_trainer(
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(RunProgress())
+    if config.training.profile and arguments.should_save:
+        trainer.add_callback(ProfileCallback(config.training.profile, Path(config.training.output_dir)))
     if resume is not None:
         trainer.load_data_state(resume.checkpoint, start_batch)
     return trainer
