@@ -113,13 +113,14 @@ class ShardedAdamWScale(torch.optim.Optimizer):
 
     def _state_of(self, parameter: DTensor, kahan: bool) -> dict[str, Tensor]:
         state = self.state[parameter]
-        if not state:
+        if "step" not in state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
             names = ["exp_avg", "exp_avg_sq"]
             if kahan and _state_dtype("exp_avg_sq", parameter) != parameter.dtype:
                 names.append("compensation")
             for name in names:
-                state[name] = torch.zeros_like(parameter, dtype=_state_dtype(name, parameter))
+                if name not in state:
+                    state[name] = torch.zeros_like(parameter, dtype=_state_dtype(name, parameter))
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

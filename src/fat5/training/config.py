@@ -61,6 +61,9 @@ class TrainingConfig:
         max_steps: Optimiser steps; give this or max_tokens.
         max_tokens: Stop after about so many token slots, encoder and decoder of all GPUs, padding included.
         gradient_accumulation_steps: Batches a step on each GPU; the loss is normalised by all their target tokens.
+        init_from: Folder or hub name of a T5, FLAN-T5 or FAT5 checkpoint to start from, in the place of random weights;
+            it brings the model's sizes. With precision bf16 and Kahan summation, what rounding takes from its fp32
+            weights goes into the compensation.
         precision: "bf16": weights, too, with Kahan summation in the optimiser; "bf16-mixed": fp32 weights, bf16
             arithmetic; "fp32"; "auto": bf16 on GPUs that have it, else fp32.
         device: "auto": the GPU if there is one; "cpu".
@@ -91,6 +94,7 @@ class TrainingConfig:
     max_steps: int | None = None
     max_tokens: int | None = None
     gradient_accumulation_steps: int = 1
+    init_from: str | None = None
     precision: Literal["auto", "bf16", "bf16-mixed", "fp32"] = "auto"
     device: Literal["auto", "cpu"] = "auto"
     max_grad_norm: float = 1.0
@@ -113,6 +117,8 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         if not self.output_dir:
             raise ConfigError("training.output_dir is empty, expected a folder")
+        if self.init_from == "":
+            raise ConfigError("training.init_from is empty, expected a checkpoint's folder or hub name, or null")
         if (self.max_steps is None) == (self.max_tokens is None):
             given = "neither" if self.max_steps is None else "both"
             raise ConfigError(f"training takes one of max_steps and max_tokens, got {given}")

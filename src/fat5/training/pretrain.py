@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import shutil
@@ -19,7 +20,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainingArguments, s
 
 from fat5.errors import CheckpointError
 from fat5.files import atomic_file
-from fat5.models import FAT5ForConditionalGeneration
+from fat5.models import FAT5Config, FAT5ForConditionalGeneration
 from fat5.optim import build_optimizer, build_schedule, is_sharded
 from fat5.training.account_book import AccountBook, AccountsCallback, describe_accounts
 from fat5.training.arguments import resolve_precision, training_arguments
@@ -27,6 +28,7 @@ from fat5.training.checkpoints import STAGING, clear_staging, list_checkpoints
 from fat5.training.compilation import cache_folder, compile_model, uses_cuda_graphs
 from fat5.training.config import PretrainConfig
 from fat5.training.config_file import to_yaml
+from fat5.training.initial_weights import keep_rounding_errors, load_initial_model
 from fat5.training.interruption import StopCallback, StopRequest
 from fat5.training.plot import plot_loss, read_log_history
 from fat5.training.profiling import ProfileCallback
@@ -103,8 +105,12 @@ def pretrain(config: PretrainConfig) -> PretrainResult:
         return _already_complete(config, resume, arguments.max_steps)
 
     set_seed(config.training.seed)
-    model: Any = FAT5ForConditionalGeneration(model_config)
+    model: Any = _initial_model(config, model_config, len(data.tokenizer))
+    exact = None
     if precision == "bf16":
+        if config.training.init_from is not None and resume is None:
+            exact = dict(model.named_parameters())
+            model = copy.deepcopy(model)
         model.to(torch.bfloat16)
     if config.training.gradient_checkpointing:
         # Transformers 5 renames it on the way; the older name warns in the newer releases.
@@ -115,12 +121,23 @@ def pretrain(config: PretrainConfig) -> PretrainResult:
     model.to(arguments.device)
     _place(model, config, arguments)
     optimizer = build_optimizer(model, config.optimizer)
+    if exact is not None:
+        keep_rounding_errors(exact, model, optimizer)
     schedule = build_schedule(optimizer, config.schedule, num_training_steps=arguments.max_steps)
     if arguments.should_save:
         _prepare_folder(config)
     trainer = _build_trainer(config, data, arguments, (model, optimizer, schedule), facts, resume)
     _announce(trainer, data, precision, resume, config.training.compile)
     return _train(trainer, resume, _open_accounts(config, arguments, resume))
+
+
+def _initial_model(
+    config: PretrainConfig, model_config: FAT5Config, tokenizer_length: int
+) -> FAT5ForConditionalGeneration:
+    if config.training.init_from is None:
+        return FAT5ForConditionalGeneration(model_config)
+    with library_bars_hidden():
+        return load_initial_model(config.training.init_from, config.model, model_config, tokenizer_length).train()
 
 
 def _place(model: FAT5ForConditionalGeneration, config: PretrainConfig, arguments: TrainingArguments) -> None:
