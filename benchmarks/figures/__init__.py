@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.figures import attention, collator
+from benchmarks.figures import attention, collator, curves
 from benchmarks.results import read_rows
 from fat5.files import atomic_file
 
@@ -19,6 +19,7 @@ FIGURES: dict[str, tuple[str, _Draw]] = {
     "attention_speed": ("attention", attention.draw_speed),
     "attention_memory": ("attention", attention.draw_memory),
     "collator_workers": ("collator", collator.draw_workers),
+    "curves": ("curves", curves.draw_curves),
 }
 """By the name of the file: the case it is drawn from, and a function that returns None where rows are missing."""
 
