@@ -97,7 +97,8 @@ def describe(row: Mapping[str, Any]) -> str:
     loss = f"{row['loss']:.4f}" if "loss" in row else "     -"
     return (
         f"{row['implementation']:<22} step {row['step']:>6}  epoch {row['epoch']:5.2f}  "
-        f"{row['tokens'] / 1e6:8.2f} M tokens  {row['seconds']:6.1f} s  loss {loss}  validation {row['eval_loss']:.4f}  accuracy {row['eval_accuracy']:.4f}"
+        f"{row['tokens'] / 1e6:8.2f} M tokens  {row['seconds']:6.1f} s  loss {loss}  "
+        f"validation {row['eval_loss']:.4f}  accuracy {row['eval_accuracy']:.4f}"
     )
 
 

@@ -80,9 +80,10 @@ def test_two_sharded_ranks_equal_one_and_one_goes_on_from_their_checkpoint(make_
         {"training__data_parallel_shard_degree": -1, "training__gradient_checkpointing": True},
         {"training__data_parallel_shard_degree": -1, "model__tie_word_embeddings": True},
         {"training__data_parallel_shard_degree": -1, "training__compile": True},
+        {"training__compile": True, "training__gradient_checkpointing": True},
         {"training__data_parallel_shard_degree": -1, "optimizer__name": "adamw", "optimizer__lr": 1e-3},
     ],
-    ids=["checkpointing", "tied", "compiled", "adamw"],
+    ids=["checkpointing", "tied", "compiled", "compiled-ddp", "adamw"],
 )
 def test_variants_of_two_sharded_ranks_equal_one(make_config, tmp_path, changes):
     changes = {**COMMON, **changes}
