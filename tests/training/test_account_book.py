@@ -107,3 +107,8 @@ def test_cost_takes_what_an_earlier_run_measured(tmp_path):
         CostConfig(tokens=1e9)
     with pytest.raises(ConfigError, match="rate is -1"):
         CostConfig(tokens=1e9, rate=-1)
+
+
+def test_a_price_that_is_none_is_refused_with_its_name(make_config):
+    with pytest.raises(ConfigError, match=r"accounts.hourly_prices is {'rented': 'much'}, expected dict\[str, float\]"):
+        make_config(accounts__hourly_prices={"rented": "much"})

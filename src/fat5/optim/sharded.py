@@ -147,13 +147,14 @@ def whole_rms(values: list[Tensor], parameters: list[DTensor]) -> Tensor:
     Returns:
         One number a tensor, in the values' type, equal on all ranks.
     """
-    squares = torch.stack(torch._foreach_norm(values)).square_()
+    shares = torch._foreach_norm(values)
+    torch._foreach_div_(shares, [math.sqrt(max(1, parameter.numel())) for parameter in parameters])
+    squares = torch.stack(shares).square_()
     mesh = parameters[0].device_mesh
     for dim, placement in enumerate(parameters[0].placements):
         if placement.is_shard():
             dist.all_reduce(squares, group=mesh.get_group(dim))
-    counts = [max(1, parameter.numel()) for parameter in parameters]
-    return (squares / torch.tensor(counts, dtype=squares.dtype).to(squares.device, non_blocking=True)).sqrt_()
+    return squares.sqrt_()
 
 
 def whole_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import shutil
@@ -109,8 +108,8 @@ def pretrain(config: PretrainConfig) -> PretrainResult:
     exact = None
     if precision == "bf16":
         if config.training.init_from is not None and resume is None:
-            exact = dict(model.named_parameters())
-            model = copy.deepcopy(model)
+            # The tensors of now: rounding puts new ones into the parameters.
+            exact = {name: parameter.detach() for name, parameter in model.named_parameters()}
         model.to(torch.bfloat16)
     if config.training.gradient_checkpointing:
         # Transformers 5 renames it on the way; the older name warns in the newer releases.
