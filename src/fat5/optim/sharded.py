@@ -157,19 +157,29 @@ def whole_rms(values: list[Tensor], parameters: list[DTensor]) -> Tensor:
     return squares.sqrt_()
 
 
-def whole_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return an optimiser's state dict with its DTensors gathered, on the CPU; all ranks must call it."""
+def whole_state_dict(optimizer: torch.optim.Optimizer, *, keep: bool = True) -> dict[str, Any]:
+    """Return an optimiser's state dict with its DTensors gathered, on the CPU; all ranks must call it.
+
+    Args:
+        optimizer: The optimiser.
+        keep: False on ranks that only take part: their state is empty.
+    """
     state_dict = optimizer.state_dict()
-    state = {
-        index: {name: gather(value) if isinstance(value, Tensor) else value for name, value in entry.items()}
-        for index, entry in state_dict["state"].items()
-    }
+    state: dict[int, dict[str, Any]] = {}
+    for index, entry in state_dict["state"].items():
+        whole = {name: gather(value, keep=keep) for name, value in entry.items()}
+        if keep:
+            state[index] = whole
     return {**state_dict, "state": state}
 
 
-def gather(value: Tensor) -> Tensor:
-    """Return a tensor on the CPU, whole; all ranks that share it must call this."""
-    return (value.full_tensor() if isinstance(value, DTensor) else value).detach().cpu()
+def gather(value: Any, *, keep: bool = True) -> Any:
+    """Return a tensor whole and on the CPU, or None where `keep` is False; all ranks that share it must call this."""
+    if isinstance(value, DTensor):
+        value = value.full_tensor()
+    if not keep:
+        return None
+    return value.detach().cpu() if isinstance(value, Tensor) else value
 
 
 def shard_like(value: Tensor, parameter: DTensor) -> DTensor:

@@ -257,7 +257,8 @@ def _train(trainer: PretrainTrainer, resume: ResumePoint | None, book: AccountBo
 def _save_result(trainer: PretrainTrainer, output_dir: Path) -> None:
     """Put model, tokenizer, log and loss curve into the run's folder, each file whole, the weights last."""
     model = cast(FAT5ForConditionalGeneration, trainer.model)
-    weights = whole_weights(model) if isinstance(trainer, ShardedTrainer) else None
+    sharded = isinstance(trainer, ShardedTrainer)
+    weights = whole_weights(model, keep=trainer.args.should_save) if sharded else None
     if not trainer.args.should_save:
         return
     staging = output_dir / STAGING / "model"

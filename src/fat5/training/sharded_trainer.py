@@ -68,12 +68,12 @@ class ShardedTrainer(PretrainTrainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the whole model; all ranks must call it."""
-        weights = whole_weights(cast(nn.Module, self.model))
+        weights = whole_weights(cast(nn.Module, self.model), keep=self.args.should_save)
         if self.args.should_save:
             self._save(output_dir, state_dict=weights)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        state = whole_state_dict(cast(Any, self.optimizer))
+        state = whole_state_dict(cast(Any, self.optimizer), keep=self.args.should_save)
         if self.args.should_save:
             torch.save(state, Path(output_dir) / OPTIMIZER_NAME)
             torch.save(cast(Any, self.lr_scheduler).state_dict(), Path(output_dir) / SCHEDULER_NAME)

@@ -49,8 +49,13 @@ def shard_model(model: FAT5ForConditionalGeneration, degree: int, world_size: in
     fully_shard(model, mesh=mesh, mp_policy=policy)
 
 
-def whole_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return the state dict, shards gathered, on the CPU; tied weights are one tensor. All ranks must call it."""
+def whole_weights(model: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
+    """Return the state dict, shards gathered, on the CPU; tied weights are one tensor. All ranks must call it.
+
+    Args:
+        model: The model.
+        keep: False on ranks that only take part: they get nothing.
+    """
     _reshard(model)
     gathered: dict[int, Tensor] = {}
     weights = {}
@@ -59,9 +64,9 @@ def whole_weights(model: nn.Module) -> dict[str, Tensor]:
     for name, value in named:
         if name in kept:
             if id(value) not in gathered:
-                gathered[id(value)] = gather(value)
+                gathered[id(value)] = gather(value, keep=keep)
             weights[name] = gathered[id(value)]
-    return weights
+    return weights if keep else {}
 
 
 @torch.no_grad()
