@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.elementwise import places
-from benchmarks.figures import attention, collator, loss, optimizer, precision
+from benchmarks.figures import attention, collator, curves, loss, optimizer, precision
 from benchmarks.figures.bandwidth import draw_shares
 from benchmarks.results import read_rows
 from fat5.files import atomic_file
@@ -29,6 +29,7 @@ FIGURES: dict[str, tuple[str, _Draw]] = {
     "linear_cross_entropy": ("linear_cross_entropy", loss.draw_hidden),
     "optimizer": ("optimizer", optimizer.draw_step),
     "precision": ("precision", precision.draw_curves),
+    "curves": ("curves", curves.draw_curves),
 }
 """By the name of the file: the case it is drawn from, and a function that returns None where rows are missing."""
 

@@ -68,6 +68,15 @@ def precision_rows() -> list[dict]:
     ]
 
 
+def curve_rows() -> list[dict]:
+    base = {**ENVIRONMENT, "case": "curves", "date": "2026-01-01T00:00:00Z", "table": "curves", "model": "8x64"}
+    return [
+        {**base, "implementation": name, "seconds": step, "tokens": step * speed, "eval_loss": 9 - step / 100,
+         "eval_accuracy": step / 1000}
+        for name, speed in (("fat5-compiled", 2e6), ("transformers-compiled", 1e6)) for step in (0, 100, 200)
+    ]  # fmt: skip
+
+
 def has_color(path, color: str) -> bool:
     pixels = image.imread(path)[..., :3]
     return bool((np.abs(pixels - np.array(colors.to_rgb(color))).max(-1) < 0.02).sum() > 30)
@@ -79,12 +88,14 @@ def test_figures_show_their_implementations(tmp_path, capsys):
     append_rows(tmp_path / "precision.csv", precision_rows())
     for case in BANDWIDTH_COLUMNS:
         append_rows(tmp_path / f"{case}.csv", bandwidth_rows(case))
+    append_rows(tmp_path / "curves.csv", curve_rows())
     assert main(["plot", "--results", str(tmp_path), "--figures", str(tmp_path / "figures")]) == 0
     assert sorted(file.stem for file in (tmp_path / "figures").iterdir()) == sorted(FIGURES)
     for name in ("attention_speed", "attention_memory", *BANDWIDTH_COLUMNS):
         assert has_color(tmp_path / "figures" / f"{name}.png", look("fat5-triton")["color"])
     assert has_color(tmp_path / "figures" / "attention_speed.png", look("cudnn")["color"])
     assert has_color(tmp_path / "figures" / "collator_workers.png", "#E69F00")
+    assert has_color(tmp_path / "figures" / "curves.png", "#0072B2")
     assert "skipped" not in capsys.readouterr().out
 
 

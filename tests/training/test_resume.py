@@ -28,12 +28,15 @@ from fat5.training.resume import check_weights
 from tests.training.conftest import toy_settings
 
 DROPOUT = {"model__dropout_rate": 0.1}
+CLOCK = ("tokens_per_second", "warm_up_seconds")
 
 
 def training_log(result: PretrainResult) -> dict[int, dict[str, Any]]:
     """Return the training logs by step, without the clock."""
     return {
-        entry["step"]: {name: value for name, value in entry.items() if name != "tokens_per_second"}
+        entry["step"]: {
+            name: value for name, value in entry.items() if name not in ("tokens_per_second", "warm_up_seconds")
+        }
         for entry in result.log_history
         if "loss" in entry
     }

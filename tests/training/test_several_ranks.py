@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from fat5.training.config_file import to_yaml
 from fat5.training.pretrain import pretrain
@@ -38,4 +40,7 @@ def test_two_ranks_equal_one_with_twice_the_accumulation(make_config, tmp_path):
         assert ours, name
         assert ours == pytest.approx(theirs, rel=1e-4), name
     checkpoint = tmp_path / "pair" / "checkpoint-3"
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (checkpoint, alone.checkpoint))
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-5, msg=name)
     assert {path.name for path in checkpoint.glob("rng_state_*")} == {"rng_state_0.pth", "rng_state_1.pth"}

@@ -32,6 +32,7 @@ COMMANDS = {
     "pretrain": Command("fat5.cli.pretrain", "pretrain a T5 from a YAML configuration"),
     "export": Command("fat5.cli.export", "write a checkpoint for stock Transformers or sentence-transformers"),
     "generate": Command("fat5.cli.generate", "generate text with a model, or fill in masked text"),
+    "cost": Command("fat5.cli.cost", "hours, energy, CO2 and cost of a planned run, from a measured rate"),
     "doctor": Command("fat5.cli.doctor", "show versions, GPUs and which attention backends work here"),
 }
 

@@ -1,7 +1,7 @@
 """The optimizer, which parameters decay, and learning rate schedules."""
 
 from fat5.optim.adamw_scale import AdamWScale
-from fat5.optim.config import OptimizerConfig, ScheduleConfig, build_optimizer, build_schedule
+from fat5.optim.config import OptimizerConfig, ScheduleConfig, build_optimizer, build_schedule, is_sharded
 from fat5.optim.groups import parameter_groups
 from fat5.optim.schedules import get_schedule
 
@@ -12,5 +12,6 @@ __all__ = [
     "build_optimizer",
     "build_schedule",
     "get_schedule",
+    "is_sharded",
     "parameter_groups",
 ]

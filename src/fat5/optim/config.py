@@ -118,6 +118,14 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     """
     groups = parameter_groups(model, config.weight_decay)
     parameters = [parameter for group in groups for parameter in group["params"]]
+    if config.name == "adamw_scale" and any(map(is_sharded, parameters)):
+        if config.fused:
+            raise ConfigError("optimizer.fused is true, but its kernels take no sharded parameters; leave it out")
+        from fat5.optim.sharded import ShardedAdamWScale
+
+        return ShardedAdamWScale(
+            groups, config.peak_lr, config.betas, config.eps, config.weight_decay, config.kahan is not False
+        )
     settings: dict[str, Any] = {
         "lr": config.peak_lr,
         "betas": config.betas,
@@ -133,6 +141,11 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     if fused is None and config.foreach is None and all(p.device.type in ("cpu", "cuda") for p in parameters):
         fused = True
     return torch.optim.AdamW(groups, fused=fused, **settings)
+
+
+def is_sharded(parameter: torch.Tensor) -> bool:
+    """Return whether a parameter is spread over ranks, a DTensor."""
+    return hasattr(parameter, "placements")
 
 
 def build_schedule(optimizer: Optimizer, config: ScheduleConfig, num_training_steps: int) -> LambdaLR:

@@ -61,7 +61,6 @@ def training_arguments(config: TrainingConfig, *, evaluate: bool, precision: str
         # The data set goes to its place by itself; the Trainer would read all batches up to there.
         ignore_data_skip=True,
         ddp_find_unused_parameters=False,
-        torch_compile=config.compile,
         # The Trainer writes it into the model's configuration, where generation reads it.
         use_cache=True,
     )

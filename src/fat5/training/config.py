@@ -9,6 +9,8 @@ from fat5.data.denoising_config import DenoisingConfig
 from fat5.data.text_stream import StreamConfig
 from fat5.errors import ConfigError
 from fat5.optim import OptimizerConfig, ScheduleConfig
+from fat5.training.accounts import AccountsConfig
+from fat5.training.compilation import CompileMode, uses_cuda_graphs
 from fat5.training.model_config import ModelConfig
 
 # A resumed run may change these: where and how long it runs and what is watched, not what a step computes. Data folders
@@ -20,9 +22,11 @@ FREE_ON_RESUME = frozenset(
         for name in ("output_dir", "device", "max_steps", "max_tokens", "gradient_accumulation_steps")
     }
     | {f"training.{name}" for name in ("eval_every", "eval_at_start", "eval_batches", "save_every", "save_total_limit")}
-    | {f"training.{name}" for name in ("log_every", "num_workers", "report_to", "resume", "compile")}
-    | {"training.gradient_checkpointing", "optimizer.foreach", "optimizer.fused"}
+    | {f"training.{name}" for name in ("log_every", "num_workers", "report_to", "resume", "compile", "compile_mode")}
+    | {"training.profile", "training.gradient_checkpointing", "training.data_parallel_shard_degree"}
+    | {"optimizer.foreach", "optimizer.fused"}
 )
+FREE_SECTIONS = ("accounts.",)
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,9 @@ class TrainingConfig:
         max_steps: Optimiser steps; give this or max_tokens.
         max_tokens: Stop after about so many token slots, encoder and decoder of all GPUs, padding included.
         gradient_accumulation_steps: Batches a step on each GPU; the loss is normalised by all their target tokens.
+        init_from: Folder or hub name of a T5, FLAN-T5 or FAT5 checkpoint to start from, in the place of random weights;
+            it brings the model's sizes. With precision bf16 and Kahan summation, what rounding takes from its fp32
+            weights goes into the compensation.
         precision: "bf16": weights, too, with Kahan summation in the optimiser; "bf16-mixed": fp32 weights, bf16
             arithmetic; "fp32"; "auto": bf16 on GPUs that have it, else fp32.
         device: "auto": the GPU if there is one; "cpu".
@@ -71,8 +78,14 @@ class TrainingConfig:
         report_to: Where logs go besides the run's own, such as [tensorboard, wandb]; [] for nowhere.
         num_workers: Processes on each GPU that prepare batches; 0 for the training process itself. The batches of token
             files are the same for any number; those of a stream are not, and a resumed run must keep it.
+        data_parallel_shard_degree: GPUs that share one copy of the weights, gradients and optimiser state (FSDP2); 1:
+            each has its own (DDP); -1: all share one; a number between: groups of so many, best those of a machine.
         gradient_checkpointing: Recompute activations in the backward pass: less memory, about a third more time.
-        compile: Compile the model with torch.compile.
+        compile: Compile model and loss with torch.compile, as one graph: the first step then takes a minute or so.
+        compile_mode: torch.compile's mode. "reduce-overhead" replays CUDA graphs, which pays where the host cannot keep
+            up with the GPU: small models and small batches.
+        profile: Steps to profile, behind the first five: a trace is written into output_dir, and the shares of matrix
+            products, attention, memory-bound work and idle time are printed; 0 for none.
         seed: Seed of the initialisation and of dropout; the data's is denoising.seed.
         resume: "auto": go on from the newest checkpoint in output_dir if there is one; a checkpoint's path; false:
             refuse an output_dir that holds checkpoints.
@@ -82,6 +95,7 @@ class TrainingConfig:
     max_steps: int | None = None
     max_tokens: int | None = None
     gradient_accumulation_steps: int = 1
+    init_from: str | None = None
     precision: Literal["auto", "bf16", "bf16-mixed", "fp32"] = "auto"
     device: Literal["auto", "cpu"] = "auto"
     max_grad_norm: float = 1.0
@@ -93,14 +107,19 @@ class TrainingConfig:
     log_every: int = 50
     report_to: list[str] = field(default_factory=lambda: ["tensorboard"])
     num_workers: int = 2
+    data_parallel_shard_degree: int = 1
     gradient_checkpointing: bool = False
     compile: bool = False
+    compile_mode: CompileMode = "default"
+    profile: int = 0
     seed: int = 0
     resume: bool | str = "auto"
 
     def __post_init__(self) -> None:
         if not self.output_dir:
             raise ConfigError("training.output_dir is empty, expected a folder")
+        if self.init_from == "":
+            raise ConfigError("training.init_from is empty, expected a checkpoint's folder or hub name, or null")
         if (self.max_steps is None) == (self.max_tokens is None):
             given = "neither" if self.max_steps is None else "both"
             raise ConfigError(f"training takes one of max_steps and max_tokens, got {given}")
@@ -112,10 +131,22 @@ class TrainingConfig:
             "log_every": 1,
         }
         least |= {"max_steps": 1, "max_tokens": 1, "eval_batches": 1, "max_grad_norm": 0, "num_workers": 0, "seed": 0}
+        least |= {"profile": 0}
         for name, bound in least.items():
             value = getattr(self, name)
             if value is not None and not value >= bound:
                 raise ConfigError(f"training.{name} is {value}, expected at least {bound}")
+        if self.compile_mode != "default" and not self.compile:
+            raise ConfigError(f"training.compile_mode is {self.compile_mode} without effect; set training.compile=true")
+        if self.compile and uses_cuda_graphs(self.compile_mode) and self.gradient_accumulation_steps > 1:
+            raise ConfigError(
+                f"training.compile_mode is {self.compile_mode}, which replays CUDA graphs: the next micro-batch writes "
+                "over the gradients; set gradient_accumulation_steps=1 or compile_mode=default"
+            )
+        if self.data_parallel_shard_degree < 1 and self.data_parallel_shard_degree != -1:
+            raise ConfigError(
+                f"training.data_parallel_shard_degree is {self.data_parallel_shard_degree}, expected 1 or more, or -1"
+            )
         if self.seed >= 2**32:
             raise ConfigError(f"training.seed is {self.seed}, expected less than 2^32")
         if self.resume is True or self.resume == "":
@@ -139,6 +170,7 @@ class PretrainConfig:
         denoising: How text becomes inputs and targets.
         optimizer: The optimiser.
         schedule: The learning rate over time.
+        accounts: What the run costs.
     """
 
     data: DataConfig
@@ -147,3 +179,4 @@ class PretrainConfig:
     denoising: DenoisingConfig = field(default_factory=DenoisingConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    accounts: AccountsConfig = field(default_factory=AccountsConfig)

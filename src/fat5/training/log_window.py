@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 
 class LogWindow:
@@ -29,19 +31,34 @@ class LogWindow:
     def reset(self) -> None:
         """Start a new window now."""
         self.tokens = self.targets = self.steps = 0
-        self._sums = torch.zeros(2, dtype=torch.float64, device=self.device)  # correct, z-loss
+        self._correct = torch.zeros((), dtype=torch.int64, device=self.device)
+        self._z_loss = torch.zeros((), dtype=torch.float64, device=self.device)
         self._started = time.perf_counter()
         self._paused = 0.0
+        self._warm_up = 0.0
+        self._warm_up_tokens = 0
 
-    def add(self, correct: Tensor, kept: Tensor, z_loss: Tensor) -> None:
+    def add(self, correct: Tensor, z_loss: Tensor) -> None:
         """Add a micro-batch.
 
         Args:
-            correct: bool, a prediction each.
-            kept: bool of the same shape, False where there is no target.
+            correct: bool, a prediction each; False where there is no target.
             z_loss: its share of the accumulated step's z-loss.
         """
-        self._sums += torch.stack([(correct & kept).sum().double(), z_loss.detach().double()])
+        self._correct += correct.sum()
+        self._z_loss += z_loss.detach()
+
+    def begin_warm_up(self) -> None:
+        """Note where a process's first step begins."""
+        self._warm_up_started = time.perf_counter()
+
+    def end_warm_up(self) -> None:
+        """Keep the first step, which compiles and fills caches, out of the speed: its time and its tokens."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self._warm_up = time.perf_counter() - self._warm_up_started
+        self._paused += self._warm_up
+        self._warm_up_tokens = self.tokens
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -52,11 +69,48 @@ class LogWindow:
         finally:
             self._paused += time.perf_counter() - started
 
-    def close(self) -> tuple[Tensor, float]:
-        """Return float64 [correct, z-loss a step, target tokens, tokens] of this rank, and the seconds; start anew."""
+    def close(self) -> tuple[Tensor, float, float]:
+        """Return this rank's sums, the seconds and those of a first step, which the former leave out; start anew.
+
+        The sums are float64 [correct, z-loss a step, target tokens, tokens, tokens of the seconds].
+        """
         seconds = time.perf_counter() - self._started - self._paused
-        counts = torch.tensor([self.targets, self.tokens], dtype=torch.float64, device=self.device)
-        self._sums[1] /= max(self.steps, 1)
-        sums = torch.cat([self._sums, counts])
+        warm_up = self._warm_up
+        counts = [self.targets, self.tokens, self.tokens - self._warm_up_tokens]
+        sums = torch.stack([self._correct.double(), self._z_loss / max(self.steps, 1)])
+        sums = torch.cat([sums, torch.tensor(counts, dtype=torch.float64, device=self.device)])
         self.reset()
-        return sums, seconds
+        return sums, seconds, warm_up
+
+
+class TokenClock(TrainerCallback):
+    """Closes the log window wherever something depends on it, counts its steps and times the first one apart."""
+
+    def __init__(self, window: LogWindow) -> None:
+        self.window = window
+        self._first = True
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Start the first window."""
+        self.window.reset()
+        self._first = True
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Begin the warm-up at a process's first step."""
+        if self._first:
+            self.window.begin_warm_up()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Count the step, and ask for a log where something depends on it."""
+        self.window.steps += 1
+        if self._first:
+            self.window.end_warm_up()
+            self._first = False
+        # A checkpoint then starts with an empty window, so that the logs after a resume are those of the unbroken run,
+        # and an evaluation knows how many tokens came before it.
+        if control.should_save or control.should_evaluate:
+            control.should_log = True

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import signal
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -17,17 +19,23 @@ from transformers import PrinterCallback, ProgressCallback, TrainingArguments, s
 
 from fat5.errors import CheckpointError
 from fat5.files import atomic_file
-from fat5.models import FAT5ForConditionalGeneration
-from fat5.optim import build_optimizer, build_schedule
+from fat5.models import FAT5Config, FAT5ForConditionalGeneration
+from fat5.optim import build_optimizer, build_schedule, is_sharded
+from fat5.training.account_book import AccountBook, AccountsCallback, describe_accounts
 from fat5.training.arguments import resolve_precision, training_arguments
 from fat5.training.checkpoints import STAGING, clear_staging, list_checkpoints
+from fat5.training.compilation import cache_folder, compile_model, uses_cuda_graphs
 from fat5.training.config import PretrainConfig
 from fat5.training.config_file import to_yaml
+from fat5.training.initial_weights import keep_rounding_errors, load_initial_model
 from fat5.training.interruption import StopCallback, StopRequest
 from fat5.training.plot import plot_loss, read_log_history
+from fat5.training.profiling import ProfileCallback
 from fat5.training.progress import RunProgress, library_bars_hidden
 from fat5.training.resume import ResumePoint, check_weights, checkpoint_facts, find_resume_point
 from fat5.training.run_data import RunData, open_run_data
+from fat5.training.sharded_trainer import ShardedTrainer
+from fat5.training.sharding import blocks_of, resolve_shard_degree, shard_model, whole_weights
 from fat5.training.trainer import PretrainTrainer
 
 logger = logging.getLogger(__name__)
@@ -96,8 +104,12 @@ def pretrain(config: PretrainConfig) -> PretrainResult:
         return _already_complete(config, resume, arguments.max_steps)
 
     set_seed(config.training.seed)
-    model: Any = FAT5ForConditionalGeneration(model_config)
+    model: Any = _initial_model(config, model_config, len(data.tokenizer))
+    exact = None
     if precision == "bf16":
+        if config.training.init_from is not None and resume is None:
+            # The tensors of now: rounding puts new ones into the parameters.
+            exact = {name: parameter.detach() for name, parameter in model.named_parameters()}
         model.to(torch.bfloat16)
     if config.training.gradient_checkpointing:
         # Transformers 5 renames it on the way; the older name warns in the newer releases.
@@ -106,13 +118,50 @@ def pretrain(config: PretrainConfig) -> PretrainResult:
         check_weights(resume.checkpoint, model)
     # Before the optimiser is built: where the parameters lie decides its form.
     model.to(arguments.device)
+    _place(model, config, arguments)
     optimizer = build_optimizer(model, config.optimizer)
+    if exact is not None:
+        keep_rounding_errors(exact, model, optimizer)
     schedule = build_schedule(optimizer, config.schedule, num_training_steps=arguments.max_steps)
     if arguments.should_save:
         _prepare_folder(config)
     trainer = _build_trainer(config, data, arguments, (model, optimizer, schedule), facts, resume)
-    _announce(trainer, data, precision, resume)
-    return _train(trainer, resume)
+    _announce(trainer, data, precision, resume, config.training.compile)
+    return _train(trainer, resume, _open_accounts(config, arguments, resume))
+
+
+def _initial_model(
+    config: PretrainConfig, model_config: FAT5Config, tokenizer_length: int
+) -> FAT5ForConditionalGeneration:
+    if config.training.init_from is None:
+        return FAT5ForConditionalGeneration(model_config)
+    with library_bars_hidden():
+        return load_initial_model(config.training.init_from, config.model, model_config, tokenizer_length).train()
+
+
+def _place(model: FAT5ForConditionalGeneration, config: PretrainConfig, arguments: TrainingArguments) -> None:
+    """Compile the model and spread it over the ranks, as the settings ask for."""
+    degree = resolve_shard_degree(config.training.data_parallel_shard_degree, arguments.world_size)
+    if config.training.compile:
+        compile_model(model, config.training.compile_mode, blocks=blocks_of(model) if degree > 1 else None)
+    if degree > 1:
+        shard_model(model, degree, arguments.world_size, arguments.device)
+
+
+def _open_accounts(
+    config: PretrainConfig, arguments: TrainingArguments, resume: ResumePoint | None
+) -> AccountBook | None:
+    if not arguments.should_save:
+        return None
+    on_gpu = arguments.device.type == "cuda"
+    return AccountBook(
+        Path(config.training.output_dir),
+        config.accounts,
+        device=torch.cuda.get_device_name(arguments.device) if on_gpu else "cpu",
+        devices=arguments.world_size,
+        machines=max(1, arguments.world_size // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))),
+        resumed=resume is not None,
+    )
 
 
 def _prepare_folder(config: PretrainConfig) -> None:
@@ -134,7 +183,8 @@ def _build_trainer(
     rank, world_size = arguments.process_index, arguments.world_size
     start_batch = resume.step * arguments.gradient_accumulation_steps if resume else 0
     model, optimizer, schedule = parts
-    trainer = PretrainTrainer(
+    kind = ShardedTrainer if any(map(is_sharded, model.parameters())) else PretrainTrainer
+    trainer = kind(
         model=model,
         args=arguments,
         train_dataset=data.training_set(rank=rank, world_size=world_size, start_batch=start_batch),
@@ -146,16 +196,21 @@ def _build_trainer(
         max_eval_batches=config.training.eval_batches,
         keep_checkpoints=config.training.save_total_limit,
         checkpoint_facts=facts,
+        cuda_graphs=config.training.compile and uses_cuda_graphs(config.training.compile_mode),
     )
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(RunProgress())
+    if config.training.profile and arguments.should_save:
+        trainer.add_callback(ProfileCallback(config.training.profile, Path(config.training.output_dir)))
     if resume is not None:
         trainer.load_data_state(resume.checkpoint, start_batch)
     return trainer
 
 
-def _announce(trainer: PretrainTrainer, data: RunData, precision: str, resume: ResumePoint | None) -> None:
+def _announce(
+    trainer: PretrainTrainer, data: RunData, precision: str, resume: ResumePoint | None, compiled: bool
+) -> None:
     if not trainer.args.should_save:
         return
     arguments, model = trainer.args, cast(FAT5ForConditionalGeneration, trainer.model)
@@ -169,19 +224,26 @@ def _announce(trainer: PretrainTrainer, data: RunData, precision: str, resume: R
         f"{arguments.max_steps:,}",
         f"{slots:,}",
     )
+    if compiled:
+        logger.info("the first step compiles the model; compiled code is kept in %s", cache_folder())
     if resume is not None:
         logger.info("going on from %s", resume.checkpoint)
 
 
-def _train(trainer: PretrainTrainer, resume: ResumePoint | None) -> PretrainResult:
+def _train(trainer: PretrainTrainer, resume: ResumePoint | None, book: AccountBook | None) -> PretrainResult:
     output_dir = trainer.output_dir
-    with StopRequest() as request:
+    with StopRequest() as request, book or nullcontext():
         stop = StopCallback(request)
         trainer.add_callback(stop)
+        if book is not None:
+            trainer.add_callback(AccountsCallback(book))
         trainer.train(resume_from_checkpoint=str(resume.checkpoint) if resume else None)
         complete = trainer.state.global_step >= trainer.args.max_steps
-        if complete and trainer.args.should_save:
+        if complete:
             _save_result(trainer, output_dir)
+        if book is not None:
+            accounts = book.write(trainer.state.num_input_tokens_seen)
+            logger.info("accounts: %s", describe_accounts(accounts))
     return PretrainResult(
         output_dir=output_dir,
         step=trainer.state.global_step,
@@ -194,11 +256,16 @@ def _train(trainer: PretrainTrainer, resume: ResumePoint | None) -> PretrainResu
 
 def _save_result(trainer: PretrainTrainer, output_dir: Path) -> None:
     """Put model, tokenizer, log and loss curve into the run's folder, each file whole, the weights last."""
+    model = cast(FAT5ForConditionalGeneration, trainer.model)
+    sharded = isinstance(trainer, ShardedTrainer)
+    weights = whole_weights(model, keep=trainer.args.should_save) if sharded else None
+    if not trainer.args.should_save:
+        return
     staging = output_dir / STAGING / "model"
     try:
         with library_bars_hidden():
-            for part in cast(tuple[Any, ...], (trainer.model, trainer.processing_class)):
-                part.save_pretrained(staging)
+            model.save_pretrained(staging, state_dict=weights)
+            cast(Any, trainer.processing_class).save_pretrained(staging)
         files = sorted(staging.iterdir(), key=lambda path: (path.suffix == ".safetensors", path.name))
         for file in files:
             file.replace(output_dir / file.name)

@@ -67,7 +67,9 @@ def describe_log(step: int, logs: dict[str, Any]) -> str | None:
         return (
             f"step {step:>7,}  loss {logs['loss']:.4f}  accuracy {logs['accuracy']:.3f}  "
             f"grad norm {logs.get('grad_norm', float('nan')):.2f}  lr {logs['learning_rate']:.2e}  "
-            f"{logs['tokens_per_second']:,.0f} tokens/s  {logs['fill']:.0%} of slots filled"
+            + (f"{logs['tokens_per_second']:,.0f} tokens/s  " if "tokens_per_second" in logs else "")
+            + (f"warm-up {logs['warm_up_seconds']:.1f} s  " if "warm_up_seconds" in logs else "")
+            + f"{logs['fill']:.0%} of slots filled"
             + (f"  epoch {logs['epoch']:.2f}" if "epoch" in logs else "")
         )
     if "eval_loss" not in logs:

@@ -11,7 +11,7 @@ from torch import nn
 
 from fat5.errors import CheckpointError, ConfigError
 from fat5.training.checkpoints import WEIGHTS, list_checkpoints, step_of, verify_checkpoint
-from fat5.training.config import FREE_ON_RESUME, PretrainConfig
+from fat5.training.config import FREE_ON_RESUME, FREE_SECTIONS, PretrainConfig
 from fat5.training.config_file import flatten
 
 
@@ -75,7 +75,11 @@ def checkpoint_facts(
         batches_per_step: Batches of all ranks together.
         data: What tells the training text from another.
     """
-    settings = {key: value for key, value in flatten(config).items() if key not in FREE_ON_RESUME}
+    settings = {
+        key: value
+        for key, value in flatten(config).items()
+        if key not in FREE_ON_RESUME and not key.startswith(FREE_SECTIONS)
+    }
     settings["training.precision"] = precision
     return {"batches_per_step": batches_per_step, "data": data, "settings": settings}
 

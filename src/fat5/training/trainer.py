@@ -16,7 +16,7 @@ from safetensors.torch import load_model
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer
 
 from fat5.data.denoising_dataset import DenoisingDataset
 from fat5.data.loader import data_loader
@@ -26,7 +26,7 @@ from fat5.errors import CheckpointError, FAT5Error
 from fat5.optim import AdamWScale
 from fat5.training import checkpoints
 from fat5.training.evaluation import EvaluationSums, denoiser_of_each_token, plain_cross_entropy
-from fat5.training.log_window import LogWindow
+from fat5.training.log_window import LogWindow, TokenClock
 from fat5.training.progress import library_bars_hidden
 
 # What a batch says about itself; the model does not take these.
@@ -41,7 +41,9 @@ class PretrainTrainer(Trainer):
     - the data sets shard themselves by rank; accelerate leaves their loaders alone;
     - `AdamWScale` clips as it reads the gradients, without a pass that writes them;
     - the loss of a step is the sum over its micro-batches and ranks divided by their number of target tokens;
-    - logs hold `accuracy`, `z_loss`, `tokens_per_second` and `tokens_seen`, counted in real tokens of both sides;
+    - a step never makes the host wait for the device; losses are fetched at the logs;
+    - logs hold `accuracy`, `z_loss`, `tokens_per_second` and `tokens_seen`, counted in real tokens of both sides; the
+      first step of a process, which compiles, is `warm_up_seconds` and stays out of the speed;
     - `evaluate` gives cross-entropy (no z-loss, no smoothing) and masked accuracy, overall and by denoiser, and keeps
       no logits;
     - a checkpoint appears under its name only when it is whole.
@@ -54,6 +56,7 @@ class PretrainTrainer(Trainer):
         max_eval_batches: evaluate on at most so many batches a rank; None for all.
         keep_checkpoints: number of checkpoints to keep.
         checkpoint_facts: written into each checkpoint's manifest.
+        cuda_graphs: the model was compiled in a mode that replays CUDA graphs.
         **kwargs: those of `transformers.Trainer`.
     """
 
@@ -67,6 +70,7 @@ class PretrainTrainer(Trainer):
         max_eval_batches: int | None = None,
         keep_checkpoints: int = 2,
         checkpoint_facts: dict[str, Any] | None = None,
+        cuda_graphs: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs)
@@ -76,12 +80,13 @@ class PretrainTrainer(Trainer):
         self.max_eval_batches = max_eval_batches
         self.keep_checkpoints = keep_checkpoints
         self.checkpoint_facts = checkpoint_facts or {}
+        self.cuda_graphs = cuda_graphs
         # FAT5's forward takes num_items_in_batch; said outright, since the Trainer else guesses from the signature.
         self.model_accepts_loss_kwargs = True
         self.output_dir = Path(str(self.args.output_dir))
         self.window = LogWindow(self.args.device)
         self._staging_dir: Path | None = None
-        self.add_callback(_TokenClock(self.window))
+        self.add_callback(TokenClock(self.window))
 
     def get_train_dataloader(self) -> DataLoader:
         """Return the loader of whole batches, one shard a rank, not wrapped by accelerate; always the same one."""
@@ -131,10 +136,16 @@ class PretrainTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """Count the batch's real tokens, move it to the device without waiting, and run the Trainer's step."""
+        """Run forward and backward of a micro-batch; nothing here makes the host wait for the device."""
         self.window.tokens += int(inputs["num_input_tokens"]) + int(inputs["num_target_tokens"])
         self.window.targets += int(inputs["num_target_tokens"])
-        return super().training_step(model, self._model_inputs(inputs), num_items_in_batch)
+        if not cast(nn.Module, self.model).training:  # an evaluation came between; walking all modules takes time
+            model.train()
+        if self.cuda_graphs:
+            torch.compiler.cudagraph_mark_step_begin()
+        loss = self.compute_loss(model, self._model_inputs(inputs), num_items_in_batch=num_items_in_batch)
+        self.accelerator.backward(loss)
+        return loss.detach()
 
     def compute_loss(
         self,
@@ -144,9 +155,20 @@ class PretrainTrainer(Trainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """Return the model's loss (normalised by `num_items_in_batch`) and add its statistics to the log window."""
-        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
-        self.window.add(outputs.correct, inputs["labels"] != -100, outputs.z_loss)
+        outputs = model(**inputs, num_items_in_batch=num_items_in_batch)
+        self.window.add(outputs.correct, outputs.z_loss)
+        # The gradients of the ranks are averaged, and the loss is normalised by the tokens of all of them.
+        loss = outputs.loss if self.args.world_size == 1 else outputs.loss * self.args.world_size
         return (loss, outputs) if return_outputs else loss
+
+    def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> Tensor | None:
+        """Return the target tokens of the step over all ranks; the Trainer's own waits for the device."""
+        if not batch_samples:
+            return None
+        count = torch.tensor(float(sum(int(batch["num_target_tokens"]) for batch in batch_samples)))
+        if device.type == "cuda":
+            count = count.pin_memory().to(device, non_blocking=True)
+        return self.accelerator.reduce(count, reduction="sum") if self.args.world_size > 1 else count
 
     def _model_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         device = self.args.device
@@ -193,15 +215,19 @@ class PretrainTrainer(Trainer):
             raise FAT5Error(self._divergence(logs["loss"]))
 
     def _close_window(self, logs: dict[str, float]) -> None:
-        sums, seconds = self.window.close()
+        sums, seconds, warm_up = self.window.close()
         loader = cast(Any, self.get_train_dataloader())
         streamed = isinstance(loader, StreamLoader)
         skipped = loader.statistics().skipped_tokens if streamed else 0
         sums = torch.cat([sums, sums.new_tensor([skipped])])
-        correct, z_loss, targets, tokens, skipped = self.accelerator.reduce(sums, reduction="sum").tolist()
+        sums = self.accelerator.reduce(sums, reduction="sum")
+        correct, z_loss, targets, tokens, timed_tokens, skipped = sums.tolist()
         logs["accuracy"] = correct / max(targets, 1.0)
         logs["z_loss"] = z_loss
-        logs["tokens_per_second"] = tokens / max(seconds, 1e-9)
+        if timed_tokens:
+            logs["tokens_per_second"] = timed_tokens / max(seconds, 1e-9)
+        if warm_up:
+            logs["warm_up_seconds"] = warm_up
         self.state.num_input_tokens_seen += int(tokens)
         batches = self.state.global_step * self.args.gradient_accumulation_steps
         if streamed:
@@ -326,22 +352,3 @@ class PretrainTrainer(Trainer):
         reason = " ".join(str(error).split())
         where = f"{self.output_dir} ({reason}; {free:.0f} MiB free)"
         return f"{name} could not be saved in {where}: nothing of it was kept, {kept}"
-
-
-class _TokenClock(TrainerCallback):
-    """Closes the log window wherever something depends on it, and counts its steps."""
-
-    def __init__(self, window: LogWindow) -> None:
-        self.window = window
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self.window.reset()
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.window.steps += 1
-        # A checkpoint then starts with an empty window, so that the logs after a resume are those of the unbroken run,
-        # and an evaluation knows how many tokens came before it.
-        if control.should_save or control.should_evaluate:
-            control.should_log = True
