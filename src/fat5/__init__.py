@@ -13,10 +13,29 @@ from typing import TYPE_CHECKING, Any
 from fat5.version import __version__
 
 if TYPE_CHECKING:
-    from fat5.models import FAT5Config, FAT5EncoderModel, FAT5ForConditionalGeneration
+    from fat5.models import (
+        FAT5Config,
+        FAT5EncoderModel,
+        FAT5ForConditionalGeneration,
+        FAT5ForQuestionAnswering,
+        FAT5ForSequenceClassification,
+        FAT5ForTextEmbedding,
+        FAT5ForTokenClassification,
+    )
     from fat5.models.patch import patch, unpatch
 
-__all__ = ["FAT5Config", "FAT5EncoderModel", "FAT5ForConditionalGeneration", "__version__", "patch", "unpatch"]
+__all__ = [
+    "FAT5Config",
+    "FAT5EncoderModel",
+    "FAT5ForConditionalGeneration",
+    "FAT5ForQuestionAnswering",
+    "FAT5ForSequenceClassification",
+    "FAT5ForTextEmbedding",
+    "FAT5ForTokenClassification",
+    "__version__",
+    "patch",
+    "unpatch",
+]
 
 
 def __getattr__(name: str) -> Any:

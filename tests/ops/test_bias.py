@@ -41,6 +41,17 @@ def test_expansion_by_distance_equals_lookup_and_sums_its_gradient(bidirectional
     torch.testing.assert_close(grad, expected)
 
 
+def test_a_table_first_expanded_in_inference_mode_can_be_trained():
+    """What is kept between calls must not be an inference tensor, which autograd refuses."""
+    table = torch.randn(28, 2, requires_grad=True)  # sizes of no other test, so that nothing is kept yet
+    with torch.inference_mode():
+        expected = RelativeBias(table, bidirectional=True, max_distance=77).by_distance().table
+    expanded = RelativeBias(table, bidirectional=True, max_distance=77).by_distance().table
+    assert torch.equal(expanded, expected)
+    expanded.sum().backward()
+    assert table.grad.any()
+
+
 def test_expansion_of_a_bf16_table_is_fp32():
     table = torch.randn(32, 2, dtype=torch.bfloat16)
     assert RelativeBias(table, bidirectional=True).by_distance().table.dtype == torch.float32

@@ -30,6 +30,7 @@ COMMANDS = {
     "train-tokenizer": Command("fat5.cli.train_tokenizer", "train a byte-level BPE tokenizer with sentinels"),
     "pretokenize": Command("fat5.cli.pretokenize", "turn text into token files that training reads"),
     "pretrain": Command("fat5.cli.pretrain", "pretrain a T5 from a YAML configuration"),
+    "export": Command("fat5.cli.export", "write a checkpoint for stock Transformers or sentence-transformers"),
     "doctor": Command("fat5.cli.doctor", "show versions, GPUs and which attention backends work here"),
 }
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
+from fat5.models.conversion import settings_from_t5
+from fat5.nn import POOLINGS
 from fat5.nn.feed_forward import ACTIVATIONS
 from fat5.nn.position import PositionSettings
 from fat5.ops.attention.backends import BACKENDS
@@ -15,7 +18,9 @@ from fat5.ops.attention.backends import BACKENDS
 
 @strict
 class FAT5Config(PreTrainedConfig):
-    r"""Configuration of `FAT5ForConditionalGeneration` and `FAT5EncoderModel`.
+    r"""Configuration of the FAT5 models.
+
+    `FAT5Config.from_pretrained` also reads the files of T5, mT5 and UMT5 checkpoints.
 
     Args:
         vocab_size: Rows of the embedding; at least the tokenizer's length, best a multiple of 64.
@@ -30,6 +35,7 @@ class FAT5Config(PreTrainedConfig):
             defaults.
         relative_attention_num_buckets: relative: rows of the table.
         relative_attention_max_distance: relative: distance in tokens from which the last bucket holds.
+        relative_attention_per_layer: relative: a table a layer, as UMT5 has it, rather than a table a stack.
         alibi_symmetric: alibi: in the encoder, penalise earlier and later keys alike; False lets the first half of the
             heads see earlier keys alone and the second half later keys alone.
         alibi_learned_slopes: alibi: train the slopes.
@@ -52,6 +58,9 @@ class FAT5Config(PreTrainedConfig):
             by default as `tie_word_embeddings`.
         z_loss: Weight of the z-loss, `z_loss * logsumexp(logits) ** 2` a target token, part of the training loss.
         label_smoothing: Share of the target's probability spread over the vocabulary in the training loss.
+        classifier_dropout: Heads on the encoder: dropout before each of their linear layers.
+        pooling: Heads on the encoder that see a text as one vector: `"mean"` over its tokens, its `"first"` token, or
+            its `"eos"`, the last EOS (the last token where a text has none).
         attention_backend: "auto" for the fastest attention that works, or a backend by name; see
             `fat5.ops.flash_attention`.
         pad_token_id: Padding.
@@ -80,6 +89,7 @@ class FAT5Config(PreTrainedConfig):
     position_encoding: str = "relative"
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
+    relative_attention_per_layer: bool = False
     alibi_symmetric: bool = True
     alibi_learned_slopes: bool = False
     rotary_theta: float | int = 10000.0
@@ -97,6 +107,8 @@ class FAT5Config(PreTrainedConfig):
     scale_decoder_outputs: bool | None = None
     z_loss: float | int = 0.0
     label_smoothing: float | int = 0.0
+    classifier_dropout: float | int = 0.0
+    pooling: str = "mean"
     attention_backend: str = "auto"
     pad_token_id: int | None = 0
     eos_token_id: int | list[int] | None = 1
@@ -109,6 +121,19 @@ class FAT5Config(PreTrainedConfig):
         if self.scale_decoder_outputs is None:
             self.scale_decoder_outputs = self.tie_word_embeddings
         super().__post_init__(**kwargs)
+
+    @classmethod
+    def get_config_dict(
+        cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Read a `config.json`; one of T5, mT5 or UMT5 is converted."""
+        settings, unused = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        return settings_from_t5(settings), unused
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> FAT5Config:
+        """Make a configuration from settings; those of a T5, mT5 or UMT5 are converted."""
+        return super().from_dict(settings_from_t5(config_dict), **kwargs)
 
     @property
     def activation(self) -> str:
@@ -145,6 +170,11 @@ class FAT5Config(PreTrainedConfig):
                 "expected an even number of at least 4 buckets, and a distance above half of them"
             )
         self.position_settings.check_head(self.num_heads, self.d_kv)
+        if not 0 <= self.classifier_dropout < 1 or self.pooling not in POOLINGS:
+            raise ValueError(
+                f"got classifier_dropout={self.classifier_dropout} and pooling={self.pooling!r}; expected the first in "
+                f"[0, 1), the second one of {list(POOLINGS)}"
+            )
         if not 0 <= self.dropout_rate < 1 or not 0 <= self.label_smoothing < 1 or self.z_loss < 0:
             raise ValueError(
                 f"got dropout_rate={self.dropout_rate}, label_smoothing={self.label_smoothing}, z_loss={self.z_loss}; "

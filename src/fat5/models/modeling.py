@@ -6,21 +6,23 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutput
 
 from fat5.models.configuration import FAT5Config
+from fat5.models.loading import CheckpointLoading
 from fat5.models.outputs import FAT5Seq2SeqOutput
 from fat5.models.stack import FAT5Block, FAT5Stack, make_layout, token_shape
 from fat5.nn import AlibiSlopes, Attention, FeedForward, FireBias, RelativePositionBias, RMSNorm
 from fat5.nn.position import INITIAL_SCALE, slope_exponents
-from fat5.ops import linear_cross_entropy
+from fat5.ops import CrossEntropyOutput, cross_entropy, linear_cross_entropy
+from fat5.ops.attention.backends import BACKENDS
 
 IGNORE_INDEX = -100
 
 
-class FAT5PreTrainedModel(PreTrainedModel):
+class FAT5PreTrainedModel(CheckpointLoading):
     """Base of the FAT5 models: initialisation, tying and loading."""
 
     config_class = FAT5Config
@@ -62,7 +64,7 @@ class FAT5PreTrainedModel(PreTrainedModel):
             for wi in [module.wi_0, module.wi_1] if module.gated else [module.wi]:
                 init.normal_(wi.weight, mean=0.0, std=factor * config.d_model**-0.5)
             init.normal_(module.wo.weight, mean=0.0, std=factor * config.d_ff**-0.5)
-        elif isinstance(module, FAT5PreTrainedModel):
+        elif isinstance(module, FAT5PreTrainedModel) and hasattr(module, "shared"):
             # The head sees states of mean square 1. Logits of mean square 1 start the loss near ln(vocab_size): the
             # head, or the scale before a tied one, must be d_model ** -0.5; T5's own std of 1 starts near 100.
             small_embedding = config.tie_word_embeddings and not config.scale_decoder_outputs
@@ -71,6 +73,15 @@ class FAT5PreTrainedModel(PreTrainedModel):
             if hasattr(module, "lm_head") and not config.tie_word_embeddings:
                 scale = 1.0 if config.scale_decoder_outputs else config.d_model**-0.5
                 init.normal_(module.lm_head.weight, mean=0.0, std=factor * scale)
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """Refuse Transformers' choices of attention, which would do nothing here; it calls its default "eager"."""
+        if requested_attention not in (None, "eager"):
+            raise ValueError(
+                f"got attn_implementation={requested_attention!r}; FAT5's models have their own attention: leave "
+                f"it out, or set attention_backend to 'auto' or one of {sorted(BACKENDS)}"
+            )
+        return "eager"
 
     shared: nn.Embedding
 
@@ -97,7 +108,10 @@ class FAT5EncoderModel(FAT5PreTrainedModel):
     """The encoder alone: tokens to hidden states."""
 
     _tied_weights_keys = {"encoder.embed_tokens.weight": "shared.weight"}  # noqa: RUF012
-    _keys_to_ignore_on_load_unexpected = [r"^decoder\.", r"^lm_head\."]  # noqa: RUF012
+    # Those of a whole model, and of heads on the encoder.
+    _keys_to_ignore_on_load_unexpected = [  # noqa: RUF012
+        r"^decoder\.", r"^lm_head\.", r"^classifier\.", r"^qa_outputs\."
+    ]  # fmt: skip
 
     def __init__(self, config: FAT5Config) -> None:
         super().__init__(config)
@@ -259,15 +273,7 @@ class FAT5ForConditionalGeneration(FAT5PreTrainedModel, GenerationMixin):
                     f"got labels {list(labels.shape)} for decoder inputs {list(hidden_states.shape[:-1])}; "
                     "expected one label a token"
                 )
-            scores = linear_cross_entropy(
-                hidden_states,
-                self.lm_head.weight,
-                labels,
-                ignore_index=IGNORE_INDEX,
-                label_smoothing=float(self.config.label_smoothing),
-                z_loss=float(self.config.z_loss),
-                reduction=reduction if num_items_in_batch is None else "sum",
-            )
+            scores = self._score(hidden_states, labels, reduction if num_items_in_batch is None else "sum")
             output.loss, output.z_loss = scores.loss, scores.z_loss
             if num_items_in_batch is not None:
                 output.loss, output.z_loss = scores.loss / num_items_in_batch, scores.z_loss / num_items_in_batch
@@ -275,6 +281,19 @@ class FAT5ForConditionalGeneration(FAT5PreTrainedModel, GenerationMixin):
         if return_logits or (return_logits is None and labels is None):
             output.logits = self.lm_head(hidden_states)
         return output if return_dict is not False else output.to_tuple()
+
+    def _score(self, hidden_states: Tensor, labels: Tensor, reduction: str) -> CrossEntropyOutput:
+        terms: dict[str, Any] = {
+            "ignore_index": IGNORE_INDEX,
+            "label_smoothing": float(self.config.label_smoothing),
+            "z_loss": float(self.config.z_loss),
+            "reduction": reduction,
+        }
+        if type(self.lm_head) is nn.Linear and not hasattr(self.lm_head, "_hf_hook"):
+            return linear_cross_entropy(hidden_states, self.lm_head.weight, labels, **terms)
+        # An adapter on the head, or accelerate's move of it to where it computes, acts when the module is called.
+        logits = self.lm_head(hidden_states)
+        return cross_entropy(logits, labels.to(logits.device), **terms)
 
     def shift_right(self, labels: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
         """Return the decoder's inputs for these labels: each document moved right behind the start token.

@@ -34,3 +34,20 @@ class FAT5Seq2SeqOutput(ModelOutput):
     decoder_last_hidden_state: Tensor | None = None
     encoder_hidden_states: tuple[Tensor, ...] | None = None
     decoder_hidden_states: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class FAT5EmbeddingOutput(ModelOutput):
+    """Output of `FAT5ForTextEmbedding`; fields that were not asked for are None.
+
+    Args:
+        embeddings: [B, d_model], of length 1.
+        last_hidden_state: The encoder's, [B, L, d_model] or packed [total, d_model].
+        hidden_states: The states before each block, and the last.
+        attentions: The attention weights of each layer.
+    """
+
+    embeddings: Tensor | None = None
+    last_hidden_state: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None

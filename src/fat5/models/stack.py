@@ -130,12 +130,14 @@ class FAT5Stack(nn.Module):
     def __init__(self, config: FAT5Config, *, is_decoder: bool) -> None:
         super().__init__()
         num_layers = config.num_decoder_layers if is_decoder else config.num_layers
+        self.config = config
         self.is_decoder = is_decoder
         self.position = config.position_settings
         self.head_dim = config.d_kv
         self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model)
         self.block = nn.ModuleList(
-            FAT5Block(config, is_decoder=is_decoder, owns_bias=i == 0) for i in range(num_layers or 0)
+            FAT5Block(config, is_decoder=is_decoder, owns_bias=i == 0 or config.relative_attention_per_layer)
+            for i in range(num_layers or 0)
         )
         self.final_layer_norm = RMSNorm(config.d_model, eps=config.layer_norm_epsilon)
         self.dropout = nn.Dropout(config.dropout_rate)
@@ -165,7 +167,7 @@ class FAT5Stack(nn.Module):
             layout: Instead of the mask or cu_seqlens, where the caller has it already.
             encoder_states: Decoder: the encoder's output, [B, Lk, d_model] or packed.
             encoder_layout: Decoder: its layout.
-            output_hidden_states: Return the states before each block, and the last.
+            output_hidden_states: Return the states before each block, and the last; by default as the configuration.
             output_attentions: Not available: the weights never exist. Must be False or None.
             return_dict: False for a plain tuple.
 
@@ -174,6 +176,8 @@ class FAT5Stack(nn.Module):
         """
         if output_attentions:
             raise ValueError("got output_attentions=True; the attention weights never exist and cannot be returned")
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
         if layout is None:
             layout = make_layout(token_shape(input_ids, inputs_embeds), attention_mask, cu_seqlens, max_seqlen)
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+_Moved = TypeVar("_Moved", bound="MovesToDevice")
+
+
+class MovesToDevice:
+    """A dataclass of tensors, and of such classes, with the `to` that accelerate calls on arguments.
+
+    It calls it where a model is spread over several devices, before a block that lies on another one.
+    """
+
+    def to(self: _Moved, device: torch.device | str, non_blocking: bool = False) -> _Moved:
+        """Return the same content on a device."""
+        moved = {
+            name: value.to(device, non_blocking=non_blocking)
+            for name, value in vars(self).items()
+            if isinstance(value, (Tensor, MovesToDevice))
+        }
+        return dataclasses.replace(self, **moved)  # type: ignore[type-var]
+
 
 @dataclass(frozen=True)
-class SequenceLayout:
+class SequenceLayout(MovesToDevice):
     """One side of attention: where its sequences begin and end, and which of its tokens are real.
 
     Args:

@@ -12,8 +12,10 @@ from huggingface_hub.errors import StrictDataclassError
 from fat5.errors import ConfigError
 from fat5.models import FAT5Config
 
-# These follow from the tokenizer and from what the model is.
-_NOT_SETTINGS = ("pad_token_id", "eos_token_id", "decoder_start_token_id", "is_encoder_decoder")
+# These follow from the tokenizer and from what the model is, or belong to heads that pretraining does not have.
+_NOT_SETTINGS = (
+    "pad_token_id", "eos_token_id", "decoder_start_token_id", "is_encoder_decoder", "classifier_dropout", "pooling",
+)  # fmt: skip
 _VOCAB_SIZE_HELP = "Rows of the embedding; null for the tokenizer's length, rounded up to a multiple of 64."
 
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fat5.nn.layout import MovesToDevice
 from fat5.nn.position.settings import PositionSettings
 from fat5.ops.rotary import apply_rotary, rotary_phases, xpos_scale
 
 
 @dataclass(frozen=True)
-class Rotation:
+class Rotation(MovesToDevice):
     """Rotates queries and keys by their positions; values are never rotated.
 
     Args:

@@ -29,6 +29,7 @@ def _is_switch(value: object) -> bool:
 _EXPECTED: dict[str, tuple[Callable[[object], bool], str]] = {
     "relative_attention_num_buckets": (_is_count, "an integer of at least 1"),
     "relative_attention_max_distance": (_is_count, "an integer of at least 1"),
+    "relative_attention_per_layer": (_is_switch, "true or false"),
     "alibi_symmetric": (_is_switch, "true or false"),
     "alibi_learned_slopes": (_is_switch, "true or false"),
     "rotary_theta": (_is_positive, "a number above 0"),
@@ -49,6 +50,7 @@ class PositionSettings:
         position_encoding: A name in `POSITION_ENCODINGS`.
         relative_attention_num_buckets: relative: rows of T5's table.
         relative_attention_max_distance: relative: distance in tokens from which the last bucket holds.
+        relative_attention_per_layer: relative: a table a layer, rather than a table a stack.
         alibi_symmetric: alibi, encoder: True penalises earlier and later keys alike; False lets the first half of the
             heads see earlier keys alone and the second half later keys alone.
         alibi_learned_slopes: alibi: train the slopes.
@@ -68,6 +70,7 @@ class PositionSettings:
     position_encoding: str = "relative"
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
+    relative_attention_per_layer: bool = False
     alibi_symmetric: bool = True
     alibi_learned_slopes: bool = False
     rotary_theta: float = 10000.0

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fat5.nn.layout import SequenceLayout
+from fat5.nn.layout import MovesToDevice, SequenceLayout
 from fat5.nn.position.rotary import Rotation, make_rotation
 from fat5.nn.position.settings import PositionSettings
 from fat5.nn.position.tokens import drawn_positions, token_positions
 
 
 @dataclass(frozen=True)
-class StackPositions:
+class StackPositions(MovesToDevice):
     """The positions of a stack's tokens, as far as its self-attention cannot tell them from the slots.
 
     Args:

@@ -76,7 +76,8 @@ def relative_position_buckets(distance: Tensor, *, num_buckets: int, bidirection
 
 @functools.lru_cache(maxsize=64)
 def _cached_buckets(num_buckets: int, bidirectional: bool, max_distance: int, device: torch.device) -> Tensor:
-    return _table_buckets(num_buckets, bidirectional, max_distance, device)
+    with torch.inference_mode(False):  # a tensor made in inference mode could not serve a training later on
+        return _table_buckets(num_buckets, bidirectional, max_distance, device)
 
 
 def _table_buckets(num_buckets: int, bidirectional: bool, max_distance: int, device: torch.device) -> Tensor:
