@@ -31,6 +31,9 @@ COMMANDS = {
     "pretokenize": Command("fat5.cli.pretokenize", "turn text into token files that training reads"),
     "pretrain": Command("fat5.cli.pretrain", "pretrain a T5 from a YAML configuration"),
     "export": Command("fat5.cli.export", "write a checkpoint for stock Transformers or sentence-transformers"),
+    "finetune": Command("fat5.cli.finetune", "finetune a model on a task, once a seed, and judge it"),
+    "evaluate": Command("fat5.cli.evaluate", "judge any finetuned model, and simple baselines, on a task"),
+    "sweep": Command("fat5.cli.sweep", "finetune every checkpoint of a pretraining, and draw the scores"),
     "doctor": Command("fat5.cli.doctor", "show versions, GPUs and which attention backends work here"),
 }
 
