@@ -36,11 +36,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("toy") / "model"
     tokenizer = small_tokenizer()
     save_tokenizer(tokenizer, folder)
-    torch.manual_seed(0)
+    torch.manual_seed(7)
     config = FAT5Config(
         vocab_size=len(tokenizer),
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=tokenizer.bos_token_id,
         decoder_start_token_id=tokenizer.pad_token_id,
         **TOY,
     )

@@ -92,11 +92,28 @@ def _dispatch(name: str, arguments: list[str]) -> int:
     )
     module.add_arguments(parser)
     try:
-        parsed = parser.parse_args(arguments)
+        parsed = parser.parse_args(_words_first(arguments, parser))
     except ArgumentError as error:
         message = " ".join(str(error).split())
         return _fail(f"{message}{_nearest_option(message, parser)}; `fat5 {name} --help` lists the settings")
     return module.run(parsed)
+
+
+def _words_first(arguments: list[str], parser: ArgumentParser) -> list[str]:
+    """Return the arguments with options last: argparse takes a list of words in one piece alone."""
+    takes_value = {
+        option: action.nargs is None for action in parser._actions for option in action.option_strings
+    }
+    words, options = [], []
+    rest = iter(arguments)
+    for argument in rest:
+        if argument.startswith("-") and argument != "-":
+            options.append(argument)
+            if takes_value.get(argument, False):
+                options += [value for value in [next(rest, None)] if value is not None]
+        else:
+            words.append(argument)
+    return words + options
 
 
 def _nearest_option(message: str, parser: ArgumentParser) -> str:

@@ -168,7 +168,7 @@ def _train_seed(
             trainer.train()
         if stop.stopped_by is not None:
             return stop.stopped_by, features
-        if trainer.best.step < trainer.state.global_step and trainer.state.global_step != _last_evaluation(trainer):
+        if _last_evaluation(trainer) < trainer.state.global_step:
             trainer.evaluate()
         seconds = time.perf_counter() - started
         trainer.best.restore(model)
@@ -195,10 +195,8 @@ def _train_seed(
 
 
 def _last_evaluation(trainer: TaskTrainer) -> int:
-    entries = [
-        int(entry["step"]) for entry in trainer.state.log_history if any(key.startswith("eval_") for key in entry)
-    ]
-    return entries[-1] if entries else -1
+    history = trainer.state.log_history
+    return max((int(entry["step"]) for entry in history if any(key.startswith("eval_") for key in entry)), default=-1)
 
 
 def _make_trainer(

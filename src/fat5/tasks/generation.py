@@ -81,12 +81,13 @@ def generate(model: Any, batch: Batch, tokenizer: PreTrainedTokenizerBase, optio
         options: Lengths and beams.
     """
     own = model.generation_config
+    start = own.decoder_start_token_id
     settings = GenerationConfig(
         max_new_tokens=options.max_target_length,
         num_beams=options.num_beams,
         no_repeat_ngram_size=options.no_repeat_ngram_size,
         do_sample=False,
-        decoder_start_token_id=own.decoder_start_token_id or model.config.decoder_start_token_id,
+        decoder_start_token_id=start if start is not None else model.config.decoder_start_token_id,
         forced_bos_token_id=own.forced_bos_token_id,
         eos_token_id=own.eos_token_id if own.eos_token_id is not None else tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

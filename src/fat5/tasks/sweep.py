@@ -55,9 +55,7 @@ def sweep(
         ConfigError: There is no task.
     """
     if not configs:
-        raise ConfigError(
-            "a sweep needs at least one task: the file of its settings, such as configs/tasks/topic_fr.yaml"
-        )
+        raise ConfigError("a sweep needs the settings of at least one task, such as configs/tasks/topic_fr.yaml")
     checkpoints = list_checkpoints(run)
     if not checkpoints:
         raise CheckpointError(f"{run} holds no checkpoint; expected folders such as checkpoint-1000 of `fat5 pretrain`")
