@@ -152,11 +152,16 @@ def test_energy_is_measured_offline_and_skipped_without_the_package(monkeypatch,
 
     stand_in = ModuleType("codecarbon")
     stand_in.OfflineEmissionsTracker = Tracker
+    sources = ModuleType("codecarbon.input")
+    sources.DataSource = lambda: SimpleNamespace(get_global_energy_mix_data=lambda: {"FRA": {}, "DEU": {}})
     monkeypatch.setitem(sys.modules, "codecarbon", stand_in)
+    monkeypatch.setitem(sys.modules, "codecarbon.input", sources)
     monkeypatch.setattr(energy, "find_spec", lambda name: stand_in)
     with energy.measured_energy("FRA") as figures:
         assert figures == {}
     assert figures == {"energy_kwh": 0.25, "co2_kg": 0.014}
+    with pytest.raises(ConfigError, match=r"is 'FRE', expected a code such as FRA"), energy.measured_energy("FRE"):
+        pass
     monkeypatch.setattr(energy, "find_spec", lambda name: None)
     with caplog.at_level("INFO"), energy.measured_energy("FRA") as figures:
         pass

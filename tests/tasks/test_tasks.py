@@ -189,6 +189,7 @@ def test_an_answer_start_that_points_elsewhere_is_an_error():
     rows = [question("Le roi et la reine", "la reine", start=3)]
     with pytest.raises(DataError, match=r"row 0: answer_start 3 points at 'roi et l', expected the answer 'la reine'"):
         task.encode(rows, small_tokenizer())
+    assert QuestionAnswering._answers({"text": [""], "answer_start": [-1]}) == Answers([], [])
     with pytest.raises(ValueError, match="as in SQuAD, got 'la reine'"):
         QuestionAnswering._answers("la reine")
 

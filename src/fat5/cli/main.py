@@ -101,9 +101,7 @@ def _dispatch(name: str, arguments: list[str]) -> int:
 
 def _words_first(arguments: list[str], parser: ArgumentParser) -> list[str]:
     """Return the arguments with options last: argparse takes a list of words in one piece alone."""
-    takes_value = {
-        option: action.nargs is None for action in parser._actions for option in action.option_strings
-    }
+    takes_value = {option: action.nargs is None for action in parser._actions for option in action.option_strings}
     words, options = [], []
     rest = iter(arguments)
     for argument in rest:

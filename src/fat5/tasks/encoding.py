@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +57,16 @@ def encode_texts(
 def warn_of_cuts(count: int, total: int, what: str, setting: str, limit: int) -> None:
     """Log that inputs were cut: silence here is how a model comes to be judged on the halves of its texts."""
     logger.warning("%d of %d %s are longer than %s=%d tokens and were cut", count, total, what, setting, limit)
+
+
+@contextmanager
+def cuts_known() -> Iterator[None]:
+    """Silence the warnings of what is cut, where the same rows are read once more."""
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def unbatched(encoded: Mapping[str, Any]) -> list[Feature]:

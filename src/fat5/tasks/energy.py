@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-from fat5.errors import ConfigError
+from fat5.errors import ConfigError, nearest
+from fat5.tasks.extras import require
 
 logger = logging.getLogger(__name__)
 
@@ -42,11 +43,13 @@ def _tracker(country: str) -> Any:
     if find_spec("codecarbon") is None:
         logger.info("energy is not measured: codecarbon is not installed (`pip install 'fat5[energy]'`)")
         return None
-    import codecarbon
-
-    try:
-        return codecarbon.OfflineEmissionsTracker(
-            country_iso_code=country, save_to_file=False, log_level="critical", allow_multiple_runs=True
-        )
-    except Exception as error:
-        raise ConfigError(f"training.country is {country!r}: {' '.join(str(error).split())}") from error
+    codecarbon: Any = require("codecarbon", "energy", "the measurement of energy")
+    # Its own setting takes effect only after the first messages.
+    logging.getLogger("codecarbon").setLevel(logging.CRITICAL)
+    sources: Any = require("codecarbon.input", "energy", "the measurement of energy")
+    known = sources.DataSource().get_global_energy_mix_data()
+    if country not in known:  # it would go on with the mean of the world
+        raise ConfigError(f"training.country is {country!r}, expected a code such as FRA{nearest(country, known)}")
+    return codecarbon.OfflineEmissionsTracker(
+        country_iso_code=country, save_to_file=False, log_level="critical", allow_multiple_runs=True
+    )

@@ -148,7 +148,8 @@ def _train_seed(
         if config.lora is not None:
             model = add_adapters(model, task, config.lora, new_weights)
         if training.gradient_checkpointing:
-            model.gradient_checkpointing_enable()
+            # Transformers 5 renames it on the way; the older name warns in the newer releases.
+            getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
         model.to(device)
         trainer = _make_trainer(config, task, splits, tokenizer, seed, model, features)
         if seed == training.seed:

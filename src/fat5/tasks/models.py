@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 import fat5.models as fat5_models
 from fat5.data.tokenizer import load_tokenizer
@@ -17,6 +19,8 @@ from fat5.tasks.extras import require
 from fat5.tasks.settings import LoraSettings, ModelSettings
 from fat5.tasks.task import Task, input_names
 from fat5.training.progress import library_bars_hidden
+
+logger = logging.getLogger(__name__)
 
 _T5_LINEAR_LAYERS = ["q", "k", "v", "o", "wi", "wi_0", "wi_1", "wo"]
 _T5_FAMILY = ("fat5", "t5", "mt5", "umt5")
@@ -97,6 +101,8 @@ def _config(name: str) -> Any:
 
 
 def _pretrained(cls: Any, name: str, config: Any, *, resize: bool) -> tuple[Any, list[str]]:
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # its table of new weights; they are logged below
     try:
         model, info = cls.from_pretrained(
             name, config=config, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=resize
@@ -105,8 +111,13 @@ def _pretrained(cls: Any, name: str, config: Any, *, resize: bool) -> tuple[Any,
         raise
     except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{name} cannot be loaded as {cls.__name__}: {_first_line(error)}") from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
     resized = [str(entry[0]) for entry in info.get("mismatched_keys", [])]
-    return model, sorted({*info["missing_keys"], *resized})
+    missing = sorted({*info["missing_keys"], *resized})
+    if missing and resize:
+        logger.info("new weights, to be trained: %s", ", ".join(missing))
+    return model, missing
 
 
 def _first_line(error: Exception) -> str:

@@ -76,7 +76,9 @@ class QuestionAnswering(Task):
             texts, starts = [texts], [starts]
         if len(texts) != len(starts):
             raise ValueError(f"expected a start for each answer, got {len(texts)} answers and {len(starts)} starts")
-        return Answers(list(texts), [int(start) for start in starts])
+        # Some sets write an empty answer where there is none.
+        kept = [(str(text), int(start)) for text, start in zip(texts, starts, strict=True) if text]
+        return Answers([text for text, _ in kept], [start for _, start in kept])
 
     fields = (
         Field("question", columns.text, ("query",)),
@@ -188,7 +190,7 @@ def _check_answers(rows: Sequence[Row]) -> None:
 
 def _token_span(offsets: Sequence[tuple[int, int] | None], answers: Answers) -> tuple[int, int]:
     """Return first and last token of the first answer, (0, 0) where the window does not hold all of it."""
-    if not answers.texts or not answers.texts[0]:
+    if not answers.texts:
         return 0, 0
     begin, end = answers.starts[0], answers.starts[0] + len(answers.texts[0])
     places = [(index, place) for index, place in enumerate(offsets) if place is not None and place[0] < place[1]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -24,6 +25,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from fat5.data.table_files import Row
 from fat5.errors import FAT5Error
+from fat5.tasks.encoding import cuts_known
 from fat5.tasks.task import Feature, Inference, Scores, Task
 
 logger = logging.getLogger(__name__)
@@ -93,7 +95,8 @@ class TaskTrainer(Trainer):
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Return and log the scores of the validation rows, and keep the weights if they are the best so far."""
-        scores = self.scores(self.validation)
+        with nullcontext() if self.best.score is None else cuts_known():
+            scores = self.scores(self.validation)
         leading = self.task.leading(scores)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in scores.items() if "/" not in name}
         self.log(metrics)
