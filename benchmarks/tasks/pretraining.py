@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -11,14 +10,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-_CALIBRATION_STEPS = 60
+CALIBRATION_STEPS = 60
 _TOKENIZER_SHARE = 3
 """One document of so many trains the tokenizer: the pieces hardly change beyond tens of megabytes."""
 
 
 def prepare_text(corpus: Path, validation: Path, work: Path, vocab_size: int) -> None:
     """Train the tokenizer and write the token files, unless an earlier command has."""
-    from fat5.data.pretokenize import PretokenizeConfig, pretokenize
+    from fat5.data.pretokenize import pretokenize
     from fat5.data.sources import TextSource, read_documents
     from fat5.data.tokenizer import load_tokenizer, save_tokenizer
     from fat5.data.tokenizer_training import TokenizerConfig, train_tokenizer
@@ -31,10 +30,8 @@ def prepare_text(corpus: Path, validation: Path, work: Path, vocab_size: int) ->
     tokenizer = load_tokenizer(work / "tokenizer")
     for name, source in (("train", corpus), ("validation", validation)):
         if not (work / "tokens" / name).is_dir():
-            config = PretokenizeConfig(num_proc=min(8, os.cpu_count() or 1) if name == "train" else 1)
-            manifests = pretokenize(
-                TextSource([str(source)]), tokenizer, work / "tokens" / name, config, show_progress=False
-            )
+            output = work / "tokens" / name
+            manifests = pretokenize(TextSource([str(source)]), tokenizer, output, show_progress=False)
             say(f"{name}: {sum(manifest.tokens for manifest in manifests.values()):,} tokens")
 
 
@@ -64,7 +61,7 @@ def pretrain_for(minutes: float, work: Path, settings: Path, overrides: Sequence
         output = [f"training.output_dir={work / name}"]
         return pretrain(load_settings(PretrainConfig, settings, [*places, *output, *lengths, *rare, *overrides]))
 
-    calibration = run(f"calibration-{time.time():.0f}", _CALIBRATION_STEPS, _CALIBRATION_STEPS // 3)
+    calibration = run(f"calibration-{time.time():.0f}", CALIBRATION_STEPS, CALIBRATION_STEPS // 3)
     logs = [entry for entry in calibration.log_history if "tokens_per_second" in entry]
     tokens = logs[-1]["tokens_seen"] - logs[-2]["tokens_seen"]
     step_seconds = tokens / logs[-1]["tokens_per_second"] / (logs[-1]["step"] - logs[-2]["step"])

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.command_line import main
 from benchmarks.results import read_json, read_rows
+from benchmarks.tasks import pretraining
 from fat5.data.sample import sample_documents
 from tests.tasks.conftest import topic_rows
 
@@ -21,8 +22,9 @@ TINY = [
 
 
 @pytest.fixture
-def data(tmp_path):
+def data(tmp_path, monkeypatch):
     """A corpus and one task, in the layout of the French sets."""
+    monkeypatch.setattr(pretraining, "CALIBRATION_STEPS", 6)
     documents = list(sample_documents())[:260]
     for name, texts in (("corpus_fr", documents[:240]), ("corpus_fr_valid", documents[240:])):
         pq.write_table(pa.table({"text": texts, "source": ["x"] * len(texts)}), tmp_path / f"{name}.parquet")

@@ -41,12 +41,12 @@ def measured_energy(country: str | None) -> Iterator[dict[str, float]]:
 
 def _tracker(country: str) -> Any:
     if find_spec("codecarbon") is None:
-        logger.info("energy is not measured: codecarbon is not installed (`pip install 'fat5[energy]'`)")
+        logger.info("energy is not measured: codecarbon is not installed (`pip install 'fat5[accounts]'`)")
         return None
-    codecarbon: Any = require("codecarbon", "energy", "the measurement of energy")
+    codecarbon: Any = require("codecarbon", "accounts", "the measurement of energy")
     # Its own setting takes effect only after the first messages.
     logging.getLogger("codecarbon").setLevel(logging.CRITICAL)
-    sources: Any = require("codecarbon.input", "energy", "the measurement of energy")
+    sources: Any = require("codecarbon.input", "accounts", "the measurement of energy")
     known = sources.DataSource().get_global_energy_mix_data()
     if country not in known:  # it would go on with the mean of the world
         raise ConfigError(f"training.country is {country!r}, expected a code such as FRA{nearest(country, known)}")

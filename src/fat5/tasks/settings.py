@@ -82,7 +82,7 @@ class TaskTraining:
         report_to: Where logs go besides the results, such as [tensorboard]; [] for nowhere.
         save_model: Save each seed's best model.
         country: Three-letter code of the country whose electricity is used, for the CO2; null to measure no energy.
-            Needs the package codecarbon (the extra `energy`), and is skipped without it.
+            Needs the package codecarbon (the extra `accounts`), and is skipped without it.
     """
 
     output_dir: str | None = None
