@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig
+from transformers import AutoConfig, pipeline
 
 from fat5.errors import CheckpointError, ConfigError, FAT5Error
 from fat5.tasks.evaluate import evaluate
@@ -82,9 +83,13 @@ def test_label_map_is_saved_in_the_configuration(checkpoint, tmp_path):
             f"model.checkpoint={checkpoint}",
             f"training.output_dir={tmp_path / 'out'}",
             "training.save_model=true",
+            "model.dropout=0.25",
         )
     )
     config = AutoConfig.from_pretrained(tmp_path / "out" / "seed-0")
+    assert (config.dropout_rate, config.classifier_dropout) == (0.25, 0.25)
+    classify = pipeline("text-classification", str(tmp_path / "out" / "seed-0"), device="cpu")
+    assert classify("Voici le chat.")[0]["label"] in ("animaux", "outils")
     assert config.id2label == {0: "animaux", 1: "outils"}
     assert config.label2id == {"animaux": 0, "outils": 1}
 
@@ -147,7 +152,10 @@ def test_a_signal_ends_the_run_and_the_same_call_goes_on(checkpoint, tmp_path, m
         "training.seeds=2",
         "training.epochs=3",
     )
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
     stopped = finetune(config)
+    assert list((tmp_path / "temporary").iterdir()) == []
     assert stopped.stopped_by is signal.SIGTERM
     assert [run["seed"] for run in stopped.summary["runs"]] == [0]
     monkeypatch.undo()
@@ -190,6 +198,12 @@ def test_evaluation_needs_a_head_that_was_trained(checkpoint, tmp_path):
         evaluate(toy_config("classification", data, f"model.checkpoint={checkpoint}"))
     with pytest.raises(ConfigError, match="nothing to evaluate"):
         evaluate(toy_config("classification", data))
+
+
+def test_several_processes_are_refused(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="uses one GPU"):
+        finetune(toy_config("classification", None, f"training.output_dir={tmp_path}"))
 
 
 def test_a_folder_of_something_else_is_refused(checkpoint, tmp_path):

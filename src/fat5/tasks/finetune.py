@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import shutil
+import os
 import signal
 import tempfile
 import time
@@ -83,6 +83,8 @@ def finetune(config: TaskConfig, *, with_baselines: bool = False) -> FinetuneRes
     training = config.training
     if training.output_dir is None:
         raise ConfigError("training.output_dir is missing: the folder of the results")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError("a finetuning uses one GPU; run it without torchrun, other seeds or tasks on the other GPUs")
     if config.lora is not None and config.model.from_scratch:
         raise ConfigError("lora adapts pretrained weights, and model.from_scratch asks for random ones; leave one out")
     task, splits = open_task(config, need_train=True)
@@ -214,7 +216,7 @@ def _make_trainer(
     steps_per_epoch = max(1, math.ceil(len(features) / rows_per_step))
     max_steps = training.max_steps or max(1, round(training.epochs * steps_per_epoch))
     arguments = TrainingArguments(
-        output_dir=tempfile.gettempdir(),  # nothing is written there: best weights are kept in memory
+        output_dir=_logs(training.output_dir, seed) if training.report_to else tempfile.gettempdir(),
         max_steps=max_steps,
         per_device_train_batch_size=training.batch_size,
         gradient_accumulation_steps=training.gradient_accumulation_steps,
@@ -246,6 +248,10 @@ def _make_trainer(
         processing_class=tokenizer,
         optimizers=(optimizer, build_schedule(optimizer, config.schedule, num_training_steps=max_steps)),
     )
+
+
+def _logs(output_dir: str | None, seed: int) -> str:
+    return str(Path(str(output_dir)) / "logs" / f"seed-{seed}")
 
 
 def _conclude(
@@ -292,9 +298,3 @@ def with_changes(config: TaskConfig, **changes: Any) -> TaskConfig:
 def best_model(output_dir: Path) -> Path:
     """Return the folder of the model that was best on the validation split, of those that `finetune` saved."""
     return output_dir / f"seed-{read_result(output_dir)['best_seed']}"
-
-
-def remove_models(output_dir: Path) -> None:
-    """Delete the seeds' folders of a finetuning whose result has been read."""
-    for folder in output_dir.glob("seed-*"):
-        shutil.rmtree(folder)

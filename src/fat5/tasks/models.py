@@ -23,6 +23,7 @@ from fat5.training.progress import library_bars_hidden
 logger = logging.getLogger(__name__)
 
 _T5_LINEAR_LAYERS = ["q", "k", "v", "o", "wi", "wi_0", "wi_1", "wo"]
+_DROPOUTS = ("dropout_rate", "hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "classifier_dropout")
 _T5_FAMILY = ("fat5", "t5", "mt5", "umt5")
 
 
@@ -65,6 +66,8 @@ def load_task_model(
         config.id2label = dict(enumerate(task.labels))
         config.label2id = {label: index for index, label in enumerate(task.labels)}
         config.problem_type = None
+    if settings.dropout is not None and not finetuned:
+        _set_dropout(config, settings.dropout)
     is_fat5 = isinstance(config, FAT5Config)
     named = task.head.fat5_class if is_fat5 else None
     cls: Any = getattr(fat5_models, named) if named else getattr(transformers, task.head.auto_class)
@@ -98,6 +101,14 @@ def _config(name: str) -> Any:
         raise
     except Exception as error:
         raise CheckpointError(f"{name!r} is no model folder, and none of that name could be loaded: {error}") from error
+
+
+def _set_dropout(config: Any, dropout: float) -> None:
+    names = [name for name in _DROPOUTS if hasattr(config, name)]
+    if not names:
+        raise ConfigError(f"model.dropout: the configuration of {config.model_type} has none of {', '.join(_DROPOUTS)}")
+    for name in names:
+        setattr(config, name, dropout)
 
 
 def _pretrained(cls: Any, name: str, config: Any, *, resize: bool) -> tuple[Any, list[str]]:

@@ -51,11 +51,17 @@ class ModelSettings:
             task's head.
         tokenizer: Folder or hub name of the tokenizer; null for the one beside the checkpoint.
         from_scratch: Take the checkpoint's sizes but random weights: the twin that shows what pretraining is worth.
+        dropout: Dropout in every place where the model has one, the head included; null for the checkpoint's own.
     """
 
     checkpoint: str | None = None
     tokenizer: str | None = None
     from_scratch: bool = False
+    dropout: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.dropout is not None and not 0.0 <= self.dropout < 1.0:
+            raise ConfigError(f"model.dropout is {self.dropout}, expected 0 or more, below 1")
 
 
 @dataclass(frozen=True)
