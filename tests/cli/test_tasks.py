@@ -94,5 +94,7 @@ def test_help_lists_tasks_and_settings(capsys):
     for name in TASKS:
         assert f"  {name} " in text
         assert f"options of {name}" in text
+    assert "  optimizer.name  (str, default adamw)" in text  # what finetuning has, not what pretraining has
+    assert "  data.columns  (dict[str, str], default {})" in text
     for setting in ("data.columns", "training.patience", "lora.rank", "options.num_beams", "optimizer.lr"):
         assert f"  {setting}  (" in text

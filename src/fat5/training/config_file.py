@@ -116,6 +116,8 @@ def type_name(kind: Any) -> str:
         return " | ".join(map(type_name, _choices(kind)))
     if kind is type(None):
         return "null"
+    if typing.get_origin(kind) is dict:
+        return f"dict[{', '.join(map(type_name, typing.get_args(kind)))}]"
     if items := typing.get_args(kind):
         return f"list[{', '.join(type_name(item) for item in items if item is not ...)}]"
     return getattr(kind, "__name__", str(kind))
