@@ -57,6 +57,16 @@ def test_training_learns_what_the_data_holds(checkpoint, tmp_path):
     assert summary["scores"]["accuracy"]["mean"] > majority + 20
 
 
+def test_bf16_accumulation_and_recomputed_activations(checkpoint, tmp_path):
+    data = write_task(tmp_path, "summarization")
+    settings = [f"model.checkpoint={checkpoint}", f"training.output_dir={tmp_path / 'out'}", "training.save_model=true"]
+    memory = ["training.gradient_accumulation_steps=2", "training.gradient_checkpointing=true"]
+    run = finetune(toy_config("summarization", data, *settings, *memory, "training.precision=bf16")).summary["runs"][0]
+    assert run["steps"] == 2  # 24 rows, 8 a batch, 2 batches a step
+    weights = load_file(tmp_path / "out" / "seed-0" / "model.safetensors")
+    assert {weight.dtype for weight in weights.values()} == {torch.float32}
+
+
 def test_seeds_give_mean_and_spread_and_a_second_call_adds_to_them(checkpoint, tmp_path, monkeypatch):
     data = write_task(tmp_path, "classification")
     settings = [f"model.checkpoint={checkpoint}", f"training.output_dir={tmp_path / 'out'}", "optimizer.lr=0.003"]
