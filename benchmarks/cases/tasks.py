@@ -105,7 +105,7 @@ def _tasks(arguments: Namespace, session: Session, checkpoint: str) -> None:
         for model in arguments.models:
             try:
                 config = task_config(name, arguments.data, arguments.work, model, checkpoint, limits)
-                summary = finetune(config).summary
+                result = finetune(config)
             except Exception as error:  # one task that breaks must not hide the others
                 session.failures += 1
                 message = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
@@ -114,6 +114,9 @@ def _tasks(arguments: Namespace, session: Session, checkpoint: str) -> None:
                 )
                 print(f"{name} {model}: {FAILED} {message}", flush=True)
                 continue
+            if result.stopped_by is not None:
+                raise KeyboardInterrupt
+            summary = result.summary
             own += session.record([row_of(name, model, summary)])
             print(_line(own[-1]), flush=True)
             if model == arguments.models[-1]:

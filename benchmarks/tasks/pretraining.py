@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -62,6 +63,7 @@ def pretrain_for(minutes: float, work: Path, settings: Path, overrides: Sequence
         return pretrain(load_settings(PretrainConfig, settings, [*places, *output, *lengths, *rare, *overrides]))
 
     calibration = run(f"calibration-{time.time():.0f}", CALIBRATION_STEPS, CALIBRATION_STEPS // 3)
+    shutil.rmtree(calibration.output_dir)
     logs = [entry for entry in calibration.log_history if "tokens_per_second" in entry]
     tokens = logs[-1]["tokens_seen"] - logs[-2]["tokens_seen"]
     step_seconds = tokens / logs[-1]["tokens_per_second"] / (logs[-1]["step"] - logs[-2]["step"])

@@ -82,11 +82,7 @@ class TaskTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Return the task's loss of a batch.
-
-        Raises:
-            FAT5Error: It is not finite.
-        """
+        """Return the task's loss of a batch."""
         if num_items_in_batch is not None and self.model_accepts_loss_kwargs:
             inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
         return self.task.loss(model, cast(dict[str, Tensor], inputs))
