@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -24,6 +25,9 @@ from fat5.errors import CheckpointError, ConfigError
 from fat5.tasks import energy
 from fat5.tasks.evaluate import evaluate
 from fat5.tasks.finetune import finetune
+from fat5.tasks.models import load_task_model
+from fat5.tasks.registry import task_class
+from fat5.tasks.settings import ModelSettings
 from tests.data.small_tokenizer import small_tokenizer
 from tests.tasks.conftest import toy_config, write_task
 
@@ -107,6 +111,23 @@ def test_no_model_and_no_folder(checkpoint, tmp_path):
         finetune(toy_config("classification", data, f"model.checkpoint={checkpoint}"))
     with pytest.raises(FileNotFoundError):
         evaluate(toy_config("classification", data, f"model.checkpoint={tmp_path}/nothing"))
+
+
+@pytest.mark.parametrize("task", ["classification", "token-classification", "question-answering"])
+def test_a_new_head_hears_an_encoder_with_a_small_final_norm(task, checkpoint, tmp_path):
+    """Pretrained final norms have small weights, and so have the states; the logits must start near 1 all the same."""
+    weights = load_file(checkpoint / "model.safetensors")
+    weights["encoder.final_layer_norm.weight"] *= 0.05
+    shutil.copytree(checkpoint, tmp_path / "small")
+    save_file(weights, tmp_path / "small" / "model.safetensors", metadata={"format": "pt"})
+    own = task_class(task)(task_class(task).Options())
+    own.labels = ["a", "b", "c"] if task != "question-answering" else None
+    model, missing = load_task_model(own, ModelSettings(str(tmp_path / "small")), small_tokenizer())
+    assert missing
+    # One token a text, so that pooling averages nothing away.
+    output = model.eval()(input_ids=torch.arange(300, 700)[:, None])
+    logits = torch.cat([output[0], output[1]], -1) if task == "question-answering" else output.logits
+    assert 0.3 < float(logits.detach().pow(2).mean().sqrt()) < 2.0
 
 
 def test_lora_trains_few_weights_and_saves_a_plain_model(checkpoint, tmp_path):

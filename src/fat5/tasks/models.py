@@ -15,6 +15,7 @@ import fat5.models as fat5_models
 from fat5.data.tokenizer import load_tokenizer
 from fat5.errors import CheckpointError, ConfigError, FAT5Error
 from fat5.models import FAT5Config
+from fat5.models.encoder_head import FAT5EncoderHead
 from fat5.tasks.extras import require
 from fat5.tasks.settings import LoraSettings, ModelSettings
 from fat5.tasks.task import Task, input_names
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 _T5_LINEAR_LAYERS = ["q", "k", "v", "o", "wi", "wi_0", "wi_1", "wo"]
 _DROPOUTS = ("dropout_rate", "hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "classifier_dropout")
+_FIRST_LAYERS = ("classifier.dense.weight", "classifier.weight", "qa_outputs.weight")
 _T5_FAMILY = ("fat5", "t5", "mt5", "umt5")
 
 
@@ -84,6 +86,8 @@ def load_task_model(
             f"{name} has no trained head for {task.name} (it lacks {', '.join(sorted(missing)[:3])}); finetune it "
             "first: `fat5 finetune`"
         )
+    if isinstance(model, FAT5EncoderHead):
+        _fit_new_head(model, missing)
     rows = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > rows:
         raise CheckpointError(f"the tokenizer has {len(tokenizer)} tokens and {name} an embedding of {rows}")
@@ -109,6 +113,19 @@ def _set_dropout(config: Any, dropout: float) -> None:
         raise ConfigError(f"model.dropout: the configuration of {config.model_type} has none of {', '.join(_DROPOUTS)}")
     for name in names:
         setattr(config, name, dropout)
+
+
+@torch.no_grad()
+def _fit_new_head(model: FAT5EncoderHead, missing: list[str]) -> None:
+    """Scale the first layer of a new head to the encoder's states, so that its outputs have mean square 1.
+
+    It is initialised for states of mean square 1. A pretraining leaves final norms with far smaller weights (0.14 after
+    the quickstart's), and the states have the size of these: the head would start deaf, and training with it.
+    """
+    size = model.get_encoder().final_layer_norm.weight.float().pow(2).mean().sqrt()
+    for name in _FIRST_LAYERS:
+        if name in missing:
+            model.get_parameter(name).div_(size.clamp_min(1e-3))
 
 
 def _pretrained(cls: Any, name: str, config: Any, *, resize: bool) -> tuple[Any, list[str]]:
