@@ -33,6 +33,9 @@ COMMANDS = {
     "export": Command("fat5.cli.export", "write a checkpoint for stock Transformers or sentence-transformers"),
     "generate": Command("fat5.cli.generate", "generate text with a model, or fill in masked text"),
     "cost": Command("fat5.cli.cost", "hours, energy, CO2 and cost of a planned run, from a measured rate"),
+    "finetune": Command("fat5.cli.finetune", "finetune a model on a task, once a seed, and judge it"),
+    "evaluate": Command("fat5.cli.evaluate", "judge any finetuned model, and simple baselines, on a task"),
+    "sweep": Command("fat5.cli.sweep", "finetune every checkpoint of a pretraining, and draw the scores"),
     "doctor": Command("fat5.cli.doctor", "show versions, GPUs and which attention backends work here"),
 }
 
@@ -91,11 +94,26 @@ def _dispatch(name: str, arguments: list[str]) -> int:
     )
     module.add_arguments(parser)
     try:
-        parsed = parser.parse_args(arguments)
+        parsed = parser.parse_args(_words_first(arguments, parser))
     except ArgumentError as error:
         message = " ".join(str(error).split())
         return _fail(f"{message}{_nearest_option(message, parser)}; `fat5 {name} --help` lists the settings")
     return module.run(parsed)
+
+
+def _words_first(arguments: list[str], parser: ArgumentParser) -> list[str]:
+    """Return the arguments with options last: argparse takes a list of words in one piece alone."""
+    takes_value = {option: action.nargs is None for action in parser._actions for option in action.option_strings}
+    words, options = [], []
+    rest = iter(arguments)
+    for argument in rest:
+        if argument.startswith("-") and argument != "-":
+            options.append(argument)
+            if takes_value.get(argument, False):
+                options += [value for value in [next(rest, None)] if value is not None]
+        else:
+            words.append(argument)
+    return words + options
 
 
 def _nearest_option(message: str, parser: ArgumentParser) -> str:

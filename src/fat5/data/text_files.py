@@ -68,14 +68,14 @@ def read_text_file(path: Path, *, documents: DocumentUnit) -> Iterator[str]:
         DataError: The file is not UTF-8 (the message names the byte) or its compressed data is damaged.
     """
     if documents == "file":
-        lines = list(_lines(path, keep_ends=True))
+        lines = list(read_lines(path, keep_ends=True))
         if lines:
             yield "".join(lines)
     elif documents == "line":
-        yield from _lines(path)
+        yield from read_lines(path)
     else:
         paragraph: list[str] = []
-        for line in _lines(path):
+        for line in read_lines(path):
             if line.strip():
                 paragraph.append(line)
             elif paragraph:
@@ -91,7 +91,7 @@ def text_bytes_estimate(path: Path, text_column: str) -> int | None:
         return None
     if file_format(path) != ".parquet":
         return path.stat().st_size
-    metadata = _open_parquet(path).metadata
+    metadata = open_parquet(path).metadata
     names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
     if text_column not in names:
         return None
@@ -112,7 +112,12 @@ def _open(path: Path) -> Iterator[IO[bytes]]:
             yield cast("IO[bytes]", stream)
 
 
-def _lines(path: Path, *, keep_ends: bool = False) -> Iterator[str]:
+def read_lines(path: Path, *, keep_ends: bool = False) -> Iterator[str]:
+    """Yield the lines of a UTF-8 file, also a .gz or .zst one.
+
+    Raises:
+        DataError: The file is not UTF-8 (the message names the byte) or its compressed data is damaged.
+    """
     offset = 0
     for line in _raw_lines(path):
         start, offset = offset, offset + len(line)
@@ -148,7 +153,7 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
 
 
 def _read_json_lines(path: Path, column: str) -> Iterator[str]:
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
             continue
         try:
@@ -165,7 +170,7 @@ def _read_json_lines(path: Path, column: str) -> Iterator[str]:
 def _read_parquet(path: Path, column: str) -> Iterator[str]:
     import pyarrow
 
-    file = _open_parquet(path)
+    file = open_parquet(path)
     if column not in file.schema_arrow.names:
         raise DataError(f"{path}: {missing_column(column, file.schema_arrow.names)}")
     damage = (pyarrow.ArrowException, OSError)
@@ -181,7 +186,12 @@ def _read_parquet(path: Path, column: str) -> Iterator[str]:
         raise DataError(f"{path} is damaged near row {row:,}: {error}") from error
 
 
-def _open_parquet(path: Path) -> Any:
+def open_parquet(path: Path) -> Any:
+    """Return the `pyarrow.parquet.ParquetFile` of a file.
+
+    Raises:
+        DataError: It is damaged or cut short.
+    """
     import pyarrow
     import pyarrow.parquet
 

@@ -1,0 +1,1 @@
+"""Finetuning and evaluation: one file a task behind one registry."""
