@@ -1,7 +1,7 @@
 """The backward kernel: dK and dV of 128 keys a tile, dQ by additions in global memory, the table's share of dS.
 
-One pass over the scores. With ONE_PASS off it leaves dQ out, for the deterministic form: `query_gradient.py` then computes
-it without additions in memory.
+One pass over the scores. With ONE_PASS off it leaves dQ out, for the deterministic form: `query_gradient.py` then
+computes it without additions in memory.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from fat5.ops.attention.hopper.tile import (
 )
 
 GROUP = gl.constexpr(8)
-"""Blocks of 128 keys whose near tiles of dS are added up in the type of q: 16 additions a sum bound its rounding error."""
+"""Blocks of 128 keys whose near tiles of dS are added up in the type of q: 16 additions bound a sum's rounding."""
 
 
 @gluon.jit
 def own_copy(x, zero, KEEP: gl.constexpr):
     """Return x OR a zero that the compiler can't see.
 
-    ptxas 12.8 overwrites A operands of wgmma in registers that a loop doesn't change: hand it a copy it can't fold away.
+    ptxas 12.8 overwrites A operands of wgmma in registers that a loop doesn't change: hand it a copy it can't fold
+    away.
     """
     if KEEP:
         x = gl.inline_asm_elementwise(
@@ -51,8 +52,8 @@ def own_copy(x, zero, KEEP: gl.constexpr):
 def selectors(K: gl.constexpr, E: gl.constexpr):
     """Make three tiles [8, K]: zeros; ones in row 0; ones in row 1.
 
-    As B operands they add a tile of dS into no column, column 0 or column 1 of an accumulator: the far sums of the table,
-    for which additions in registers would spill.
+    As B operands they add a tile of dS into no column, column 0 or column 1 of an accumulator: the far sums of the
+    table, for which additions in registers would spill.
     """
     L: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])
     made = gl.allocate_shared_memory(E, [3, 8, K], gl.NVMMASharedLayout(128, 16, rank=2))
@@ -71,16 +72,18 @@ def key_producer(
 ):  # fmt: skip
     """Load a tile of keys and values, then every tile of queries and output gradients that sees one of them."""
     (
-        q_desc, k_desc, half_desc, v_desc, do_desc, sq, so, sk, halves, sv, s_lse, s_delta, LSE, Delta, kv_full, kv_empty,
-        q_full, o_full, l_full, q_empty, work, turns,
+        q_desc, k_desc, half_desc, v_desc, do_desc, sq, so, sk, halves, sv, s_lse, s_delta, LSE, Delta, kv_full,
+        kv_empty, q_full, o_full, l_full, q_empty, work, turns,
     ) = loads  # fmt: skip
     lanes = gl.arange(0, BM, layout=gl.BlockedLayout([BM // 32], [32], [1], [0]))
     HALVES: gl.constexpr = ONE_PASS and D == 64
-    pitch = work[6]
+    pitch = work[7]
     loaded = 0
     done = 0
     for turn in range(turns):
-        there, head, first, qy, qx, ky, kx, queries, keys, shift, rows, slot = next_tile(turn, work, 128, RAGGED)
+        there, head, first, qy, qx, ky, kx, queries, keys, shift, rows, slot = next_tile(
+            turn, work, 128, CAUSAL, RAGGED
+        )
         if there:
             mbarrier.wait(kv_empty, (done & 1) ^ 1)
             mbarrier.expect(kv_full, 128 * D * (6 if HALVES else 4))
@@ -112,10 +115,10 @@ def key_consumer(
     BIAS: gl.constexpr, TABLE_GRAD: gl.constexpr, ONE_PASS: gl.constexpr, ADD_NEAR: gl.constexpr, RAGGED: gl.constexpr,
     TAILS: gl.constexpr,
 ):  # fmt: skip
-    """64 keys against the queries, transposed: S^T = K Q^T, so P^T and dS^T stay in registers as operands of dV and dK."""
+    """64 keys against the queries, transposed: S^T = K Q^T, so P^T and dS^T stay in registers as operands."""
     (
-        dk_desc, dv_desc, sum_desc, near_desc, chosen, sq, so, sk, halves, sv, s_ds, s_dq, s_lse, s_delta, kv_full, kv_empty,
-        q_full, o_full, l_full, q_empty, ds_full, Table, Far, factor, scale, span, work, slots, turns,
+        dk_desc, dv_desc, sum_desc, near_desc, chosen, sq, so, sk, halves, sv, s_ds, s_dq, s_lse, s_delta, kv_full,
+        kv_empty, q_full, o_full, l_full, q_empty, ds_full, Table, Far, factor, scale, span, work, slots, turns,
     ) = shared  # fmt: skip
     E: gl.constexpr = dk_desc.dtype
     SL: gl.constexpr = accumulator(BM)
@@ -131,8 +134,8 @@ def key_consumer(
     OFFSETS: gl.constexpr = NEAR + 1 if CAUSAL else 2 * NEAR + 1
     zeros = gl.zeros([64, BM], gl.float32, layout=SL)
     dq_zeros = gl.zeros([BM, D // 2], gl.float32, layout=QL)
-    H = work[2]
-    pitch = work[6]
+    H = work[3]
+    pitch = work[7]
     zero = gl.minimum(pitch, 0)
     width = 2 * span
     if R >= 0:
@@ -149,7 +152,9 @@ def key_consumer(
     used = 0
     done = 0
     for turn in range(turns):
-        there, head, first, qy, qx, ky, kx, queries, keys, shift, rows, slot = next_tile(turn, work, 128, RAGGED)
+        there, head, first, qy, qx, ky, kx, queries, keys, shift, rows, slot = next_tile(
+            turn, work, 128, CAUSAL, RAGGED
+        )
         if there:
             n0 = first + c * 64
             origin = n0 - shift  # a query's row at distance 0 from the first key
@@ -211,9 +216,12 @@ def key_consumer(
                     side = gl.where(near, 0, gl.where(corner < 0, 1, 2))
                     far = warpgroup_mma(ds_operand, chosen.index(side).permute((1, 0)), far, is_async=True)
                 if ONE_PASS:
-                    # Both halves of dS are there, and both consumers are done with the other buffer: they waited for its dQ.
+                    # Both halves of dS are there, and both consumers are done with the other buffer: they waited for
+                    # its dQ.
                     mbarrier.wait(ds_full.index(used & 1), (used >> 1) & 1)
-                    dq = warpgroup_mma(s_ds.index(buffer).permute((1, 0)), k_half0, dq_zeros, use_acc=False, is_async=True)
+                    dq = warpgroup_mma(
+                        s_ds.index(buffer).permute((1, 0)), k_half0, dq_zeros, use_acc=False, is_async=True
+                    )
                     dq = warpgroup_mma(s_ds.index(buffer + 1).permute((1, 0)), k_half1, dq, is_async=True)
                     if TABLE_GRAD:
                         dk, dv, far = warpgroup_mma_wait(2, deps=[dk, dv, far])
@@ -264,10 +272,10 @@ def key_consumer(
             done += 1
 
 
-@gluon.jit(do_not_specialize=["blocks", "H", "M", "N", "shift", "pitch", "turns", "slots", "span"])
+@gluon.jit(do_not_specialize=["tiles", "blocks", "H", "M", "N", "shift", "pitch", "turns", "slots", "span"])
 def backward_kernel(
-    q_desc, k_desc, half_desc, v_desc, do_desc, dk_desc, dv_desc, sum_desc, near_desc, Table, Far, LSE, Delta, factor, scale,
-    span, Schedule, blocks, H, M, N, shift, pitch, slots, turns,
+    q_desc, k_desc, half_desc, v_desc, do_desc, dk_desc, dv_desc, sum_desc, near_desc, Table, Far, LSE, Delta, factor,
+    scale, span, Schedule, tiles, blocks, H, M, N, shift, pitch, slots, turns,
     NB: gl.constexpr, BM: gl.constexpr, D: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr, BIAS: gl.constexpr,
     TABLE_GRAD: gl.constexpr, ONE_PASS: gl.constexpr, ADD_NEAR: gl.constexpr, RAGGED: gl.constexpr, TAILS: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
@@ -294,14 +302,14 @@ def backward_kernel(
     kv_full, kv_empty = barriers(1, 1).index(0), barriers(1, 2).index(0)
     q_full, o_full, l_full, q_empty = barriers(NB, 1), barriers(NB, 1), barriers(NB, 32), barriers(NB, 2)
     ds_full = barriers(3, 2)
-    work = (Schedule, blocks, H, M, N, shift, pitch)
+    work = (Schedule, tiles, blocks, H, M, N, shift, pitch)
     loads = (
-        q_desc, k_desc, half_desc, v_desc, do_desc, sq, so, sk, halves, sv, s_lse, s_delta, LSE, Delta, kv_full, kv_empty,
-        q_full, o_full, l_full, q_empty, work, turns,
+        q_desc, k_desc, half_desc, v_desc, do_desc, sq, so, sk, halves, sv, s_lse, s_delta, LSE, Delta, kv_full,
+        kv_empty, q_full, o_full, l_full, q_empty, work, turns,
     )  # fmt: skip
     shared = (
-        dk_desc, dv_desc, sum_desc, near_desc, chosen, sq, so, sk, halves, sv, s_ds, s_dq, s_lse, s_delta, kv_full, kv_empty,
-        q_full, o_full, l_full, q_empty, ds_full, Table, Far, factor, scale, span, work, slots, turns,
+        dk_desc, dv_desc, sum_desc, near_desc, chosen, sq, so, sk, halves, sv, s_ds, s_dq, s_lse, s_delta, kv_full,
+        kv_empty, q_full, o_full, l_full, q_empty, ds_full, Table, Far, factor, scale, span, work, slots, turns,
     )  # fmt: skip
     gl.warp_specialize(
         [

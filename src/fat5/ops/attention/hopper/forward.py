@@ -60,12 +60,15 @@ def forward_producer(
     loads, NC: gl.constexpr, NQ: gl.constexpr, NB: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
     CAUSAL: gl.constexpr, RAGGED: gl.constexpr,
 ):  # fmt: skip
-    """Load queries, keys and values as their buffers fall empty. `loaded` counts tiles of keys, `done` tiles of work."""
+    """Load queries, keys and values as their buffers fall empty. `loaded` counts tiles of keys, `done` tiles of
+    work."""
     q_desc, k_desc, v_desc, sq, sk, sv, q_full, q_empty, k_full, v_full, k_empty, v_empty, work, turns = loads
     loaded = 0
     done = 0
     for turn in range(turns):
-        there, head, first, qy, qx, ky, kx, queries, keys, shift, rows, slot = next_tile(turn, work, NC * 64, RAGGED)
+        there, head, first, qy, qx, ky, kx, queries, keys, shift, rows, slot = next_tile(
+            turn, work, NC * 64, CAUSAL, RAGGED
+        )
         if there:
             for i in range(key_tiles(first, keys, shift, NC * 64, BN, CAUSAL)):
                 stage = loaded % NB
@@ -102,14 +105,16 @@ def forward_consumer(
     PL: gl.constexpr = gl.DotOperandLayout(0, OL, 2)
     zeros = gl.zeros([64, BN], gl.float32, layout=SL)
     so_own = so.index(c)
-    pitch = work[6]
+    pitch = work[7]
     width = 2 * span
     if R >= 0:
         width = 2 * (R + BN + 64)
     used = 0
     done = 0
     for turn in range(turns):
-        there, head, first, qy, qx, ky, kx, queries, keys, shift, rows, slot = next_tile(turn, work, NC * 64, RAGGED)
+        there, head, first, qy, qx, ky, kx, queries, keys, shift, rows, slot = next_tile(
+            turn, work, NC * 64, CAUSAL, RAGGED
+        )
         if there:
             q0 = first + c * 64
             n = key_tiles(first, keys, shift, NC * 64, BN, CAUSAL)
@@ -117,7 +122,7 @@ def forward_consumer(
             mbarrier.wait(q_full.index(buffer), (done // NQ) & 1)
             if q0 >= queries:  # past the sequence's end: only keep the barriers moving
                 mbarrier.arrive(q_empty.index(buffer), count=1)
-                for i in range(n):
+                for _ in range(n):
                     mbarrier.wait(k_full.index(used % NB), (used // NB) & 1)
                     mbarrier.arrive(k_empty.index(used % NB), count=1)
                     mbarrier.wait(v_full.index(used % NB), (used // NB) & 1)
@@ -184,12 +189,12 @@ def forward_consumer(
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["blocks", "H", "M", "N", "shift", "pitch", "turns", "span"])
+@gluon.jit(do_not_specialize=["tiles", "blocks", "H", "M", "N", "shift", "pitch", "turns", "span"])
 def forward_kernel(
-    q_desc, k_desc, v_desc, o_desc, Table, LSE, factor, span, Schedule, blocks, H, M, N, shift, pitch, turns,
+    q_desc, k_desc, v_desc, o_desc, Table, LSE, factor, span, Schedule, tiles, blocks, H, M, N, shift, pitch, turns,
     NC: gl.constexpr, NQ: gl.constexpr, NB: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, R: gl.constexpr,
-    CAUSAL: gl.constexpr, BIAS: gl.constexpr, RAGGED: gl.constexpr, TAILS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
-    PRODUCER_REGISTERS: gl.constexpr,
+    CAUSAL: gl.constexpr, BIAS: gl.constexpr, RAGGED: gl.constexpr, TAILS: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Persistent: each program takes its tiles, NC * 64 queries of one head over all their keys, from the schedule.
 
@@ -203,10 +208,11 @@ def forward_kernel(
     so = gl.allocate_shared_memory(E, [NC, 64, D], shared_layout(64, D, E))
     q_full, q_empty = barriers(NQ, 1), barriers(NQ, NC)
     k_full, v_full, k_empty, v_empty = barriers(NB, 1), barriers(NB, 1), barriers(NB, NC), barriers(NB, NC)
-    work = (Schedule, blocks, H, M, N, shift, pitch)
+    work = (Schedule, tiles, blocks, H, M, N, shift, pitch)
     loads = (q_desc, k_desc, v_desc, sq, sk, sv, q_full, q_empty, k_full, v_full, k_empty, v_empty, work, turns)
     shared = (
-        o_desc, sq, sk, sv, so, q_full, q_empty, k_full, v_full, k_empty, v_empty, Table, LSE, factor, span, work, turns,
+        o_desc, sq, sk, sv, so, q_full, q_empty, k_full, v_full, k_empty, v_empty, Table, LSE, factor, span, work,
+        turns,
     )  # fmt: skip
     # Constants stand in the call: in a tuple with a name they would become values.
     if NC == 3:

@@ -36,7 +36,9 @@ def query_producer(
     loaded = 0
     done = 0
     for turn in range(turns):
-        there, head, first, qy, qx, ky, kx, queries, keys, shift, rows, slot = next_tile(turn, work, 128, RAGGED)
+        there, head, first, qy, qx, ky, kx, queries, keys, shift, rows, slot = next_tile(
+            turn, work, 128, CAUSAL, RAGGED
+        )
         if there:
             for i in range(key_tiles(first, keys, shift, 128, BN, CAUSAL)):
                 stage = loaded % NB
@@ -65,8 +67,8 @@ def query_consumer(
 ):  # fmt: skip
     """64 queries against the keys; dS stays in registers as an operand of dQ."""
     (
-        dq_desc, sq, so, sk, sv, q_full, q_empty, k_full, v_full, k_empty, v_empty, Table, LSE, Delta, factor, scale, span,
-        work, turns,
+        dq_desc, sq, so, sk, sv, q_full, q_empty, k_full, v_full, k_empty, v_empty, Table, LSE, Delta, factor, scale,
+        span, work, turns,
     ) = shared  # fmt: skip
     E: gl.constexpr = dq_desc.dtype
     SL: gl.constexpr = accumulator(BN)
@@ -74,7 +76,7 @@ def query_consumer(
     PL: gl.constexpr = gl.DotOperandLayout(0, OL, 2)
     REACH: gl.constexpr = R + BN + 64
     zeros = gl.zeros([64, BN], gl.float32, layout=SL)
-    pitch = work[6]
+    pitch = work[7]
     width = 2 * span
     if R >= 0:
         width = 2 * REACH
@@ -83,7 +85,9 @@ def query_consumer(
     used = 0
     done = 0
     for turn in range(turns):
-        there, head, first, qy, qx, ky, kx, queries, keys, shift, rows, slot = next_tile(turn, work, 128, RAGGED)
+        there, head, first, qy, qx, ky, kx, queries, keys, shift, rows, slot = next_tile(
+            turn, work, 128, CAUSAL, RAGGED
+        )
         if there:
             q0 = first + c * 64
             table = Table + head * width
@@ -137,10 +141,10 @@ def query_consumer(
             done += 1
 
 
-@gluon.jit(do_not_specialize=["blocks", "H", "M", "N", "shift", "pitch", "turns", "span"])
+@gluon.jit(do_not_specialize=["tiles", "blocks", "H", "M", "N", "shift", "pitch", "turns", "span"])
 def query_kernel(
-    q_desc, k_desc, v_desc, do_desc, dq_desc, Table, LSE, Delta, factor, scale, span, Schedule, blocks, H, M, N, shift,
-    pitch, turns,
+    q_desc, k_desc, v_desc, do_desc, dq_desc, Table, LSE, Delta, factor, scale, span, Schedule, tiles, blocks, H, M,
+    N, shift, pitch, turns,
     NB: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr, BIAS: gl.constexpr,
     RAGGED: gl.constexpr, TAILS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
@@ -152,13 +156,13 @@ def query_kernel(
     sv = gl.allocate_shared_memory(E, [NB, BN, D], shared_layout(BN, D, E))
     q_full, q_empty = barriers(1, 1).index(0), barriers(1, 2).index(0)
     k_full, v_full, k_empty, v_empty = barriers(NB, 1), barriers(NB, 1), barriers(NB, 2), barriers(NB, 2)
-    work = (Schedule, blocks, H, M, N, shift, pitch)
+    work = (Schedule, tiles, blocks, H, M, N, shift, pitch)
     loads = (
         q_desc, k_desc, v_desc, do_desc, sq, so, sk, sv, q_full, q_empty, k_full, v_full, k_empty, v_empty, work, turns,
     )  # fmt: skip
     shared = (
-        dq_desc, sq, so, sk, sv, q_full, q_empty, k_full, v_full, k_empty, v_empty, Table, LSE, Delta, factor, scale, span,
-        work, turns,
+        dq_desc, sq, so, sk, sv, q_full, q_empty, k_full, v_full, k_empty, v_empty, Table, LSE, Delta, factor, scale,
+        span, work, turns,
     )  # fmt: skip
     gl.warp_specialize(
         [

@@ -37,15 +37,16 @@ def barriers(n: gl.constexpr, count: gl.constexpr):
 
 
 @gluon.jit
-def next_tile(turn, work, ROWS: gl.constexpr, RAGGED: gl.constexpr):
-    """Return this program's tile of a turn: (there is one, head, first row, q y, q x, k y, k x, queries, keys, shift, rows,
-    slot).
+def next_tile(turn, work, ROWS: gl.constexpr, CAUSAL: gl.constexpr, RAGGED: gl.constexpr):
+    """Return this program's tile of a turn: (there is one, head, first row, q y, q x, k y, k x, queries, keys, shift,
+    rows, slot).
 
-    `work` is (Schedule, blocks, H, queries, keys, shift, pitch). The schedule holds a tile's number, or with RAGGED, where
-    sequences differ, its record. (y, x) is the place of a sequence's first row in a descriptor, `rows` that of its first
-    query in the arrays [.., H, pitch], `slot` the running number of a block of keys.
+    `work` is (Schedule, tiles, blocks, H, queries, keys, shift, pitch). Tiles of equal work are dealt in order; causal
+    ones as the schedule says; where sequences differ, RAGGED, the schedule holds records. (y, x) is the place of a
+    sequence's first row in a descriptor, `rows` that of its first query in the arrays [.., H, pitch], `slot` the
+    running number of a block of keys.
     """
-    schedule, blocks, heads, queries, keys, shift, pitch = work
+    schedule, tiles, blocks, heads, queries, keys, shift, pitch = work
     place = turn * gl.num_programs(0) + gl.program_id(0)
     if RAGGED:
         record = schedule + place * FIELDS
@@ -65,12 +66,16 @@ def next_tile(turn, work, ROWS: gl.constexpr, RAGGED: gl.constexpr):
             gl.load(record + 10),
         )
     else:
-        tile = gl.load(schedule + place)
+        tile = place
+        there = place < tiles
+        if CAUSAL:
+            tile = gl.load(schedule + place)
+            there = tile >= 0
         batch = tile // blocks // heads
         head = tile // blocks % heads
         block = tile % blocks
         return (
-            tile >= 0,
+            there,
             head,
             block * ROWS,
             batch,
@@ -127,9 +132,9 @@ def add_bias(s, table, corner, N: gl.constexpr, SL: gl.constexpr):
     """Return s[i, j] + table[corner + j - i] for a [64, N] accumulator.
 
     The table holds pairs (t[d], t[d + 1]), so two neighbouring columns take one aligned 8-byte load. The index is split
-    into a part that is one value a thread and a part that is a constant of each register (row bit 8 and pair bits above 2
-    are register bits of the accumulator's layout): one base address and immediate offsets. As row r + 8 reads what row r
-    reads 8 columns earlier, the compiler merges 32 loads into 17. No clamp: the table is padded.
+    into a part that is one value a thread and a part that is a constant of each register (row bit 8 and pair bits
+    above 2 are register bits of the accumulator's layout): one base address and immediate offsets. As row r + 8 reads
+    what row r reads 8 columns earlier, the compiler merges 32 loads into 17. No clamp: the table is padded.
     """
     even, odd = gl.split(s.reshape([64, N // 2, 2]))
     L: gl.constexpr = even.type.layout
