@@ -68,7 +68,7 @@ def run_forward(problem: Problem, configuration: Configuration, programs: int | 
     """
     problem = _readable(problem)
     q, ragged = problem.q, configuration.ragged
-    with torch.cuda.device(q.device):
+    with torch.cuda.device_of(q):
         # Rows of no document belong to no tile.
         out = (torch.zeros if problem.packed else torch.empty)(q.shape, dtype=q.dtype, device=q.device)
         lse = torch.empty(problem.lse_shape, dtype=torch.float32, device=q.device)
@@ -111,7 +111,7 @@ def run_backward(
     """
     bias_dtype = None if problem.bias is None else problem.bias.dtype
     problem = _readable(problem)
-    with torch.cuda.device(problem.q.device):
+    with torch.cuda.device_of(problem.q):
         programs = programs or processors(problem.q.device)
         rows = _prepare_rows(problem, configuration, grad_out, out, lse)
         grad_k, grad_v, near, far = _run_keys(problem, configuration, grad_out, rows, programs)
