@@ -121,8 +121,7 @@ class Shared:
     def permute(self, order: tuple[int, ...]) -> Shared:
         return Shared(self.memory.permute(order), self.root, self.parts)
 
-    def _reinterpret(self, dtype: torch.dtype, shape: list[int], layout: Any) -> Shared:
-        assert dtype == self.memory.dtype
+    def reshape(self, shape: list[int]) -> Shared:
         return Shared(self.memory.view(shape), self.root, self.parts)
 
     def overlaps(self, other: Shared) -> bool:
@@ -426,7 +425,6 @@ _LANGUAGE = types.SimpleNamespace(
     multiple_of=lambda x, n: x,
     pointer_type=lambda dtype: dtype,
     inline_asm_elementwise=_inline_assembly,
-    thread_barrier=lambda: None,
     warp_specialize=lambda *arguments: MACHINE.specialize(*arguments),
     SliceLayout=lambda *_: None,
     BlockedLayout=lambda *_: None,
@@ -448,6 +446,7 @@ _OVERRIDES = {
     "warpgroup_mma": _product,
     "warpgroup_mma_wait": _product_wait,
     "fence_async_shared": lambda: None,
+    "group_barrier": lambda: None,
     "tma_load": _tma_load,
     "tma_store": _tma_store,
     "tma_add": lambda desc, coordinates, buffer: _tma_store(desc, coordinates, buffer, add=True),

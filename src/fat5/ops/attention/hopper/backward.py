@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from fat5.ops.attention.hopper.interface import copy_async, tma_add, tma_store
+from fat5.ops.attention.hopper.interface import copy_async, group_barrier, tma_add, tma_store
 from fat5.ops.attention.hopper.tile import (
     accumulator,
     add_bias,
@@ -267,7 +267,7 @@ def key_consumer(
             store_tile(dk_desc, ky, head, kx + n0, sk_own, RAGGED)
             store_tile(dv_desc, ky, head, kx + n0, sv_own, RAGGED)
             tma.store_wait(0)
-            gl.thread_barrier()
+            group_barrier()
             mbarrier.arrive(kv_empty, count=1)
             done += 1
 

@@ -12,6 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from fat5.ops.attention.hopper.interface import group_barrier
 from fat5.ops.attention.hopper.tile import (
     accumulator,
     add_bias,
@@ -181,7 +182,7 @@ def forward_consumer(
                 mbarrier.arrive(v_empty.index(last), count=1)
                 used += 1
                 tma.store_wait(0)
-                gl.thread_barrier()
+                group_barrier()
                 so_own.store((acc * inverse[:, None]).to(E))
                 fence_async_shared()
                 store_tile(o_desc, qy, head, qx + q0, so_own, RAGGED)

@@ -7,6 +7,7 @@ the portable kernels.
 from __future__ import annotations
 
 from triton._C.libtriton import ir
+from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import tma
@@ -15,6 +16,9 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 tma_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 tma_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 copy_async = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
+
+# The barrier of a warp group's own threads.
+group_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
 
 if hasattr(tma, "async_atomic_add"):
     tma_add = tma.async_atomic_add

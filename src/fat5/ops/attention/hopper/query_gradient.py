@@ -12,6 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from fat5.ops.attention.hopper.interface import group_barrier
 from fat5.ops.attention.hopper.tile import (
     accumulator,
     add_bias,
@@ -136,7 +137,7 @@ def query_consumer(
             if q0 < queries:
                 store_tile(dq_desc, qy, head, qx + q0, sq_own, RAGGED)
             tma.store_wait(0)
-            gl.thread_barrier()
+            group_barrier()
             mbarrier.arrive(q_empty, count=1)
             done += 1
 

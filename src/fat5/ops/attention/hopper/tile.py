@@ -114,7 +114,7 @@ def load_tile(desc, y, head, x, column, barrier, buffer, RAGGED: gl.constexpr):
     wrap = 0
     if RAGGED:
         wrap = BEYOND
-    target = buffer._reinterpret(desc.dtype, desc.block_shape, desc.layout)
+    target = buffer.reshape(desc.block_shape)
     tma_load(desc, [wrap, y, head, x, column], barrier, target)
 
 
@@ -124,7 +124,7 @@ def store_tile(desc, y, head, x, buffer, RAGGED: gl.constexpr):
     wrap = 0
     if RAGGED:
         wrap = BEYOND
-    tma_store(desc, [wrap, y, head, x, 0], buffer._reinterpret(desc.dtype, desc.block_shape, desc.layout))
+    tma_store(desc, [wrap, y, head, x, 0], buffer.reshape(desc.block_shape))
 
 
 @gluon.jit

@@ -1,0 +1,144 @@
+"""Compile the Hopper kernels for sm_90a without a GPU, and check what the assembler made of them.
+
+`python -m tests.ops.hopper_gate` compiles the worst cases, `--all` every configuration. It fails on spills beyond those of
+the kernels that were measured, on serialised matrix products (C75xx), on too much shared memory, and on A operands of
+wgmma that something overwrites (`sass.py`). Run it in a process of its own, with Triton's interpreter off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from fat5.ops.attention.hopper.backward import backward_kernel
+from fat5.ops.attention.hopper.configuration import Configuration
+from fat5.ops.attention.hopper.forward import forward_kernel
+from fat5.ops.attention.hopper.launch import constants
+from fat5.ops.attention.hopper.query_gradient import query_kernel
+from fat5.ops.attention.hopper.self_check import all_configurations
+from fat5.ops.attention.tiles import SHARED_MEMORY
+from tests.ops.sass import overwritten_operands
+
+BINARIES = Path(triton.backends.__file__).parent / "nvidia" / "bin"
+KERNELS = {"forward_kernel": forward_kernel, "backward_kernel": backward_kernel, "query_kernel": query_kernel}
+MAX_SPILL_BYTES = {  # by kernel and head dimension; spills of the measured sketch, and a little room
+    ("forward_kernel", 64): 0,
+    ("forward_kernel", 128): 96,
+    ("backward_kernel", 64): 64,
+    ("backward_kernel", 128): 240,
+    ("query_kernel", 64): 0,
+    ("query_kernel", 128): 96,
+}
+ELEMENTS = {torch.bfloat16: ("bf16", gl.bfloat16), torch.float16: ("fp16", gl.float16)}
+POINTERS = {"Table": "*i64", "LSE": "*fp32", "Delta": "*fp32", "Far": "*fp32", "Schedule": "*i32"}
+FLOATS = {"factor", "scale"}
+
+
+def kernels_of(configuration: Configuration) -> list[str]:
+    """The kernels that a configuration launches."""
+    if configuration.kernel == "forward":
+        return ["forward_kernel"]
+    return ["backward_kernel"] if configuration.one_pass else ["backward_kernel", "query_kernel"]
+
+
+def signature(kernel: str, configuration: Configuration) -> dict[str, str]:
+    """The types of a kernel's arguments, as a launch would find them."""
+    dim, keys = configuration.head_dim, 64 if kernel == "backward_kernel" else 128
+    name, element = ELEMENTS[configuration.dtype]
+    boxes = {"k_desc": [1, 1, 1, keys, dim], "v_desc": [1, 1, 1, keys, dim], "half_desc": [1, 1, 1, 64, dim // 2]}
+    boxes |= {"near_desc": [64, 64], "sum_desc": [64, dim // 2]}
+    types = {}
+    for parameter in KERNELS[kernel].params:
+        if parameter.is_constexpr:
+            types[parameter.name] = "constexpr"
+        elif parameter.name.endswith("_desc"):
+            box = boxes.get(parameter.name, [1, 1, 1, 64, dim])
+            kind, of = ("fp32", gl.float32) if parameter.name == "sum_desc" else (name, element)
+            types[parameter.name] = f"tensordesc<{kind}{box},{gl.NVMMASharedLayout.get_default_for(box, of)!r}>"
+        else:
+            types[parameter.name] = POINTERS.get(parameter.name, "fp32" if parameter.name in FLOATS else "i32")
+    return types
+
+
+def check(case: tuple[str, Configuration]) -> tuple[str, list[str]]:
+    """Compile one kernel and return a line about it and what is wrong."""
+    kernel, configuration = case
+    types = signature(kernel, configuration)
+    names = list(types)
+    values = {(names.index(n),): v for n, v in constants(configuration, kernel).items()}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if types[n].startswith("*")}
+    source = GluonASTSource(KERNELS[kernel], types, values, aligned)
+    title = f"{kernel}, {configuration}"
+    try:
+        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    except Exception as error:  # the compiler raises many kinds
+        return title, [f"does not compile: {error}"]
+    with tempfile.TemporaryDirectory() as folder:
+        ptx, cubin = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
+        ptx.write_text(compiled.asm["ptx"])
+        command = [BINARIES / "ptxas", "-v", "-arch=sm_90a", ptx, "-o", cubin]
+        said = subprocess.run(command, capture_output=True, text=True, check=False)
+        command = [BINARIES / "nvdisasm", "-c", cubin]
+        listing = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    text = said.stdout + said.stderr
+    registers = int((re.search(r"Used (\d+) registers", text) or [0, 0])[1])
+    spilled = sum(map(int, re.findall(r"(\d+) bytes spill stores", text)))
+    wrong = [line.strip() for line in text.splitlines() if "C75" in line]
+    if spilled > MAX_SPILL_BYTES[kernel, configuration.head_dim]:
+        wrong.append(f"spills {spilled} bytes")
+    if compiled.metadata.shared > SHARED_MEMORY[90]:
+        wrong.append(f"needs {compiled.metadata.shared} bytes of shared memory")
+    if "HGMMA" not in listing:
+        wrong.append("has no HGMMA")
+    wrong += overwritten_operands(listing)[:4]
+    return f"{title}: {registers} registers, {spilled} B spilled, {compiled.metadata.shared} B shared", wrong
+
+
+def cases(everything: bool) -> Iterator[tuple[str, Configuration]]:
+    """The compilations; by default the kernels with the most registers, and the most code, of each head dimension."""
+    if everything:
+        for configuration in all_configurations():
+            for kernel in kernels_of(configuration):
+                # The query kernel does not know of the table's gradient.
+                if kernel != "query_kernel" or not configuration.table_grad:
+                    yield kernel, configuration
+        return
+    for dim, ragged, causal in ((64, False, False), (128, True, True)):
+        fixed = (dim, torch.bfloat16, causal, True, 113 if causal else 91, ragged, ragged)
+        yield "forward_kernel", Configuration("forward", *fixed, consumers=2 if causal else 3)
+        yield "backward_kernel", Configuration("backward", *fixed, table_grad=True)
+    fixed = (128, torch.float16, False, True, 91, False, True)
+    yield "query_kernel", Configuration("backward", *fixed, table_grad=True, one_pass=False)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--all", action="store_true", help="every configuration, not the worst cases")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--verbose", action="store_true", help="a line a compilation, also where all is well")
+    arguments = parser.parse_args()
+    chosen = list(cases(arguments.all))
+    failed = 0
+    with ProcessPoolExecutor(arguments.jobs) as pool:
+        for line, wrong in pool.map(check, chosen):
+            failed += bool(wrong)
+            if wrong or arguments.verbose:
+                print(("FAILED " if wrong else "ok     ") + line, *wrong, sep="\n       " if wrong else "")
+    print(f"{len(chosen)} compilations, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
