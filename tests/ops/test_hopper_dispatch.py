@@ -41,7 +41,8 @@ def problem(queries=128, keys=128, dim=64, dtype=torch.bfloat16, **changes):
 def packed(**changes):
     offsets = torch.tensor([0, 50, 128], dtype=torch.int32)
     q = torch.zeros(128, 3, 64, dtype=torch.bfloat16)
-    return problem(q=q, k=q, v=q, offset=None, cu_seqlens_q=offsets, cu_seqlens_k=offsets, **changes)
+    plain = {"q": q, "k": q, "v": q, "offset": None, "cu_seqlens_q": offsets, "cu_seqlens_k": offsets}
+    return problem(**plain | changes)
 
 
 ROWS = torch.tensor([1, 2])
@@ -152,6 +153,21 @@ def test_a_capture_does_not_compare_and_does_not_condemn(fresh):
     assert dispatch.verdict(FORWARD, CPU) is None
     fresh.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert dispatch.verdict(FORWARD, CPU) is None
+
+
+def test_a_comparison_without_memory_is_made_again(fresh):
+    answers = iter([torch.OutOfMemoryError("no room"), None])
+
+    def compare(configuration, device):
+        error = next(answers)
+        if error is not None:
+            raise error
+
+    fresh.setattr(self_check, "compare", compare)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "no room" in dispatch.verdict(FORWARD, CPU)
+        assert dispatch.verdict(FORWARD, CPU) is None
 
 
 @pytest.mark.parametrize(("error", "stays"), [(RuntimeError("no descriptor"), True), (torch.OutOfMemoryError(), False)])

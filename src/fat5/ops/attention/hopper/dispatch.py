@@ -15,6 +15,7 @@ from fat5.ops.attention.hopper.support import backward_refused, refused
 from fat5.ops.attention.problem import Problem
 
 CAPABILITY = (9, 0)
+_TAKE_OVER = "the portable kernels take over"
 _verdicts: dict[tuple[Configuration, torch.device], str | None] = {}
 _warned: set[str] = set()
 _lock = threading.Lock()
@@ -98,12 +99,12 @@ def verdict(configuration: Configuration, device: torch.device) -> str | None:
         return reason
     with _lock:
         if key not in _verdicts:
-            _verdicts[key] = examine(configuration, device)
-            if _verdicts[key] is not None:
-                _warn(
-                    str(configuration),
-                    f"hopper attention ({configuration}): {_verdicts[key]}; the portable kernels take over",
-                )
+            reason = examine(configuration, device)
+            if reason is not None and reason.startswith(torch.OutOfMemoryError.__name__):
+                return reason  # it says nothing about the kernels: compare again next time
+            _verdicts[key] = reason
+            if reason is not None:
+                _warn(str(configuration), f"hopper attention ({configuration}): {reason}; {_TAKE_OVER}")
     return _verdicts[key]
 
 
@@ -112,7 +113,7 @@ def examine(configuration: Configuration, device: torch.device) -> str | None:
     try:
         from fat5.ops.attention.hopper.self_check import compare
 
-        with torch.no_grad(), torch.cuda.device(device):
+        with torch.no_grad():
             compare(configuration, device)
     except Exception as error:  # whatever the compiler, the driver or a mismatch raise
         return _first_line(error)
@@ -124,9 +125,7 @@ def _give_up(configuration: Configuration, device: torch.device, error: Exceptio
     if isinstance(error, torch.OutOfMemoryError):
         return
     _verdicts[configuration, device] = _first_line(error)
-    _warn(
-        str(configuration), f"hopper attention ({configuration}): {_first_line(error)}; the portable kernels take over"
-    )
+    _warn(str(configuration), f"hopper attention ({configuration}): {_first_line(error)}; {_TAKE_OVER}")
 
 
 def _warn(about: str, message: str) -> None:
