@@ -128,11 +128,11 @@ class Shared:
         return self.root is other.root and bool(self.parts & other.parts)
 
     def load(self, layout: Any) -> Values:
-        MACHINE.reads(self)
+        NOW.machine.reads(self)
         return values(self.memory.clone())
 
     def store(self, value: Tensor) -> None:
-        MACHINE.writes(self)
+        NOW.machine.writes(self)
         assert value.shape == self.memory.shape and value.dtype == self.memory.dtype
         self.memory.copy_(value)
 
@@ -301,11 +301,11 @@ class Machine:
             raise Hazard("a matrix product that nobody waited for")
 
 
-MACHINE: Machine
+NOW = types.SimpleNamespace(machine=None)  # the program that runs
 
 
 def _product(a, b, acc, *, use_acc=True, is_async=False):
-    machine, group = MACHINE, MACHINE.group
+    machine, group = NOW.machine, NOW.machine.group
     operands = [x for x in (a, b) if isinstance(x, Shared)]
     for operand in operands:
         machine.reads(operand)
@@ -321,7 +321,7 @@ def _product(a, b, acc, *, use_acc=True, is_async=False):
 
 
 def _product_wait(left_over, deps):
-    machine, group = MACHINE, MACHINE.group
+    machine, group = NOW.machine, NOW.machine.group
     products = machine.products[group]
     products[:] = products[len(products) - left_over :] if left_over and len(products) > left_over else (
         products if left_over else []
@@ -342,7 +342,7 @@ def _tma_load(desc, coordinates, barrier, buffer):
         barrier.bytes -= buffer.memory.numel() * buffer.memory.element_size()
         barrier.settle()
 
-    MACHINE.start("load", buffer, effect)
+    NOW.machine.start("load", buffer, effect)
 
 
 def _tma_store(desc, coordinates, buffer, add=False):
@@ -355,20 +355,20 @@ def _tma_store(desc, coordinates, buffer, add=False):
             new = (desc.memory[place[inside]].float() + new.float()).to(desc.dtype)
         desc.memory[place[inside]] = new
 
-    MACHINE.start("store", buffer, effect)
+    NOW.machine.start("store", buffer, effect)
 
 
 def _copy_async(buffer, pointer):
     found = pointer.load()  # global memory does not change under the kernels
-    MACHINE.start("load", buffer, lambda: buffer.memory.copy_(found))
+    NOW.machine.start("load", buffer, lambda: buffer.memory.copy_(found))
 
 
 def _arrive_after_copies(barrier, increment_count):
     assert not increment_count
-    mine = [item for item in MACHINE.background if item[0] == "load" and item[1] == MACHINE.group]
+    mine = [item for item in NOW.machine.background if item[0] == "load" and item[1] == NOW.machine.group]
     vectors = [item for item in mine if item[2].memory.ndim == 1]
     for item in vectors:
-        MACHINE.complete(MACHINE.background.index(item))
+        NOW.machine.complete(NOW.machine.background.index(item))
     barrier.arrive(32)
 
 
@@ -416,8 +416,8 @@ _LANGUAGE = types.SimpleNamespace(
     log2=torch.log2,
     load=lambda pointer, mask=None, other=0: pointer.load(mask, other),
     store=lambda pointer, value, mask=None: pointer.store(value, mask),
-    program_id=lambda axis: MACHINE.program,
-    num_programs=lambda axis: MACHINE.programs,
+    program_id=lambda axis: NOW.machine.program,
+    num_programs=lambda axis: NOW.machine.programs,
     split=lambda x: (values(x[..., 0]), values(x[..., 1])),
     join=lambda a, b: values(torch.stack((a, b), -1)),
     convert_layout=lambda x, layout: x,
@@ -425,7 +425,7 @@ _LANGUAGE = types.SimpleNamespace(
     multiple_of=lambda x, n: x,
     pointer_type=lambda dtype: dtype,
     inline_asm_elementwise=_inline_assembly,
-    warp_specialize=lambda *arguments: MACHINE.specialize(*arguments),
+    warp_specialize=lambda *arguments: NOW.machine.specialize(*arguments),
     SliceLayout=lambda *_: None,
     BlockedLayout=lambda *_: None,
     DotOperandLayout=lambda *_: None,
@@ -435,9 +435,9 @@ _LANGUAGE = types.SimpleNamespace(
 
 _OVERRIDES = {
     "gl": _LANGUAGE,
-    "tma": types.SimpleNamespace(store_wait=lambda left_over: MACHINE.drain(MACHINE.group)),
+    "tma": types.SimpleNamespace(store_wait=lambda left_over: NOW.machine.drain(NOW.machine.group)),
     "mbarrier": types.SimpleNamespace(
-        wait=lambda barrier, phase: MACHINE.switch(lambda: barrier.phase != phase),
+        wait=lambda barrier, phase: NOW.machine.switch(lambda: barrier.phase != phase),
         arrive=lambda barrier, count: barrier.arrive(count),
         expect=_expect,
     ),
@@ -477,10 +477,9 @@ class EmulatedKernel:
 
     def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
         def launch(num_warps: int, **arguments: Any) -> None:
-            global MACHINE
             given = {name: _on_device(value) for name, value in arguments.items()}
             for program in range(grid[0]):
-                MACHINE = Machine(self.seed + program, program, grid[0])
+                NOW.machine = Machine(self.seed + program, program, grid[0])
                 self.function(**given)
 
         return launch

@@ -2,9 +2,9 @@
 
 ptxas 12.8 does that, without a word, to operands that a loop does not change. Two rules, over the listing in order:
 
-- The last instruction that wrote an A register before its HGMMA is one that makes operands: a conversion, a copy, or the OR
-  with a hidden zero of `own_copy`. In a loop the search goes on from the loop's end, where an operand that nothing in it
-  makes would have to survive the turn.
+- The last instruction that wrote an A register before its HGMMA is one that makes operands: a conversion, a copy, or
+  the OR with a hidden zero of `own_copy`. In a loop the search goes on from the loop's end, where an operand that
+  nothing in it makes would have to survive the turn.
 - Nothing writes an A register between its HGMMA and the wait that covers it.
 """
 
@@ -72,7 +72,9 @@ def overwritten_operands(listing: str) -> list[str]:
         for register in instruction.a_operand:
             writer = next((i for i in (*before, *around) if register in instructions[i].writes), None)
             if writer is not None and not instructions[writer].operation.startswith(_MAKERS):
-                wrong.append(f"A register R{register} of instruction {index} comes from {instructions[writer].operation}")
+                wrong.append(
+                    f"A register R{register} of instruction {index} comes from {instructions[writer].operation}"
+                )
     return wrong + _written_in_flight(instructions)
 
 

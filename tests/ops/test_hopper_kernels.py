@@ -1,6 +1,6 @@
-"""The Hopper kernels against the formula in float64, on a CPU: their own code through `gluon_emulator`.
+"""The Hopper kernels against the formula in float64: on a CPU their own code by `gluon_emulator`, or on the device.
 
-On the device the same claims are held by `test_attention_kernels.py`, at real sizes.
+`test_attention_kernels.py` holds the backend to the claims of all backends, on a Hopper card alone.
 """
 
 import types
@@ -9,16 +9,11 @@ import pytest
 import torch
 
 from fat5.ops import AlibiBias, DistanceBias, flash_attention
-from fat5.ops.attention.reference import attention_reference, packed_attention_reference
-from tests.ops.test_attention_kernels import compare, make_inputs, relative_error, run
-
-pytest.importorskip("triton")
-if torch.cuda.is_available():
-    pytest.skip("a GPU runs the kernels themselves", allow_module_level=True)
-
 from fat5.ops.attention import backends
 from fat5.ops.attention.hopper import configuration, dispatch, launch
+from fat5.ops.attention.reference import attention_reference, packed_attention_reference
 from tests.ops.gluon_emulator import EmulatedKernel, Hazard
+from tests.ops.test_attention_kernels import CUDA, DEVICE, compare, make_inputs, relative_error, reproducible, run
 
 BF16 = torch.bfloat16
 KERNELS = ("forward_kernel", "backward_kernel", "query_kernel")
@@ -26,11 +21,13 @@ KERNELS = ("forward_kernel", "backward_kernel", "query_kernel")
 
 @pytest.fixture(autouse=True)
 def launches(monkeypatch):
-    """Run the backend `hopper` on the emulator with three programs, and list the kernels that were launched."""
+    """List the kernels that are launched; without a GPU run them on the emulator, with three programs."""
+    if CUDA and backends.BACKENDS["hopper"]() is not None:
+        pytest.skip(backends.BACKENDS["hopper"]())
     launched = []
 
     def recording(name):
-        kernel = EmulatedKernel(name)
+        kernel = getattr(launch, name) if CUDA else EmulatedKernel(name)
 
         class Recorder:
             def __getitem__(self, grid):
@@ -41,18 +38,23 @@ def launches(monkeypatch):
 
     for name in KERNELS:
         monkeypatch.setattr(launch, name, recording(name))
-    monkeypatch.setattr(launch, "processors", lambda device: 3)
-    monkeypatch.setattr(dispatch, "_runs_here", lambda problem: problem.q.numel() > 0 and problem.k.numel() > 0)
+    if not CUDA:
+        monkeypatch.setattr(launch, "processors", lambda device: 3)
+        monkeypatch.setattr(dispatch, "_runs_here", lambda problem: problem.q.numel() > 0 and problem.k.numel() > 0)
     monkeypatch.setattr(dispatch, "verdict", lambda configuration, device: None)
     monkeypatch.setitem(backends._reasons, "hopper", None)
     return launched
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("dim", "length"), [(64, 300), (128, 130), (64, 256)])
+@pytest.mark.parametrize(
+    ("dim", "length"), [(64, 290), (128, 130), (64, 128)] + ([(64, 2500), (128, 2048)] if CUDA else [])
+)
 def test_outputs_and_gradients_equal_the_formula(causal, dim, length, launches):
     """Whole tiles and tails on both sides, several tiles of work a program."""
-    compare("hopper", "relative", make_inputs("relative", 2, length, length, dim, BF16), causal, softmax_scale=dim**-0.5)
+    compare(
+        "hopper", "relative", make_inputs("relative", 2, length, length, dim, BF16), causal, softmax_scale=dim**-0.5
+    )
     assert launches == ["forward_kernel", "backward_kernel"]
 
 
@@ -81,9 +83,9 @@ def test_a_gradient_that_the_kernels_do_not_take_comes_from_the_portable_ones(la
 def test_padding_and_offsets_of_each_row(causal, launches):
     """Left and right padding, a row without keys, and a position of its own for each row's first query."""
     options = {
-        "query_offset": torch.tensor([3, -150, 90]),
-        "key_starts": torch.tensor([0, 7, 2]),
-        "key_lengths": torch.tensor([150, 60, 0]),
+        "query_offset": torch.tensor([3, -150, 90], device=DEVICE),
+        "key_starts": torch.tensor([0, 7, 2], device=DEVICE),
+        "key_lengths": torch.tensor([150, 60, 0], device=DEVICE),
     }
     ours = compare("hopper", "none", make_inputs("none", 3, 140, 150, 64, BF16), causal, softmax_scale=0.125, **options)
     assert not ours[0][2].any()
@@ -93,24 +95,28 @@ def test_padding_and_offsets_of_each_row(causal, launches):
 @pytest.mark.parametrize("causal", [False, True])
 def test_nan_in_unused_slots_does_not_matter(causal, launches):
     leaves = make_inputs("relative", 2, 140, 140, 64, BF16)
-    lengths = torch.tensor([129, 0])
-    clean = compare("hopper", "relative", leaves, causal, softmax_scale=0.125, key_lengths=lengths)
+    lengths = torch.tensor([129, 0], device=DEVICE)
+    weights = torch.ones_like(leaves[0])
+    want = run(attention_reference, "relative", leaves, weights, causal, key_lengths=lengths)
     with torch.no_grad():
         for x in leaves[1:3]:
             x[0, 129:] = x[1] = torch.nan
-    weights = torch.ones_like(leaves[0])
-    out, *grads = run(flash_attention, "relative", leaves, weights, causal, backend="hopper", key_lengths=lengths)
-    assert all(x.isfinite().all() for x in (out, *grads))
-    assert clean[0][0].any()
-    assert not out[1].any()
+    ours = run(flash_attention, "relative", leaves, weights, causal, backend="hopper", key_lengths=lengths)
+    for got, expected in zip(ours, want, strict=True):
+        assert relative_error(got.detach(), expected.detach().double()) < 2e-2
+    assert not ours[0][1].any()
     assert set(launches) == {"forward_kernel", "backward_kernel"}
 
 
 @pytest.mark.parametrize(("kind", "causal"), [("relative", False), ("relative", True), ("none", False)])
 def test_packed_documents_equal_each_document_alone(kind, causal, launches):
     """Pitfall: packed documents see each other. Unused rows give 0 and take no gradient, whatever they hold."""
-    queries = torch.tensor([0, 7, 8, 8, 209, 230, 230], dtype=torch.int32)
-    keys = queries if kind == "relative" else torch.tensor([0, 130, 131, 140, 140, 230, 230], dtype=torch.int32)
+    queries = torch.tensor([0, 7, 8, 8, 209, 230, 230], dtype=torch.int32, device=DEVICE)
+    keys = (
+        queries
+        if kind == "relative"
+        else torch.tensor([0, 130, 131, 140, 140, 230, 230], dtype=torch.int32, device=DEVICE)
+    )
     leaves = make_inputs(kind, 1, 270, 270, 64, BF16)
     leaves = [x.detach()[0].requires_grad_() if x.ndim == 4 else x for x in leaves]
     ours = compare(
@@ -122,17 +128,14 @@ def test_packed_documents_equal_each_document_alone(kind, causal, launches):
 
 
 def test_deterministic_backward_takes_two_kernels(launches):
-    leaves = make_inputs("relative", 1, 200, 200, 64, BF16)
+    leaves = make_inputs("relative", 1, 140, 140, 64, BF16)
+    torch.manual_seed(1)
     weights = torch.randn_like(leaves[0])
-    torch.use_deterministic_algorithms(True)
-    try:
-        compare("hopper", "relative", leaves, softmax_scale=0.125)
-        first, second = (
-            run(flash_attention, "relative", leaves, weights, backend="hopper", softmax_scale=0.125) for _ in range(2)
-        )
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert launches == ["forward_kernel", "backward_kernel", "query_kernel"] * 3
+    with reproducible("hopper"):
+        torch.manual_seed(1)
+        first = compare("hopper", "relative", leaves, softmax_scale=0.125)
+        second = run(flash_attention, "relative", leaves, weights, backend="hopper", softmax_scale=0.125)
+    assert launches == ["forward_kernel", "backward_kernel", "query_kernel"] * 2
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
@@ -150,15 +153,18 @@ def assert_equals_formula(leaves, make, causal):
 
 @pytest.mark.parametrize(("symmetric", "causal"), [(True, False), (False, True)])
 def test_alibi_with_fixed_slopes(symmetric, causal, launches):
-    slopes = torch.tensor([0.5, 0.01])
+    slopes = torch.tensor([0.5, 0.01], device=DEVICE)
     leaves = make_inputs("none", 1, 150, 150, 64, BF16)
     assert_equals_formula(leaves, lambda: AlibiBias(slopes, symmetric=symmetric), causal)
     assert launches == ["forward_kernel", "backward_kernel"]
 
 
-@pytest.mark.parametrize("radius", [1, 40, 200])
+@pytest.mark.parametrize("radius", [1, 40, 150])
 def test_tables_of_any_radius(radius, launches):
-    leaves = [*make_inputs("none", 1, 200, 200, 64, BF16), torch.randn(2, 2 * radius + 1, requires_grad=True)]
+    leaves = [
+        *make_inputs("none", 1, 200, 200, 64, BF16),
+        torch.randn(2, 2 * radius + 1, device=DEVICE, requires_grad=True),
+    ]
     assert_equals_formula(leaves, DistanceBias, causal=radius == 1)
     assert launches == ["forward_kernel", "backward_kernel"]
 
@@ -178,13 +184,13 @@ def test_three_consumers(monkeypatch, launches):
     seen = []
     original = launch.constants
     monkeypatch.setattr(launch, "constants", lambda *a: seen.append(original(*a)) or original(*a))
-    compare("hopper", "relative", make_inputs("relative", 1, 300, 300, 64, BF16), softmax_scale=0.125)
+    compare("hopper", "relative", make_inputs("relative", 1, 256, 256, 64, BF16), softmax_scale=0.125)
     assert seen[0]["NC"] == 3
 
 
 def test_strided_inputs_are_read_where_they_lie(launches, monkeypatch):
     """Slices of a joint projection, and heads before rows in memory: no copy, so no `contiguous` on the way."""
-    joint = torch.randn(2, 150, 2, 3 * 64).to(BF16).requires_grad_()
+    joint = torch.randn(2, 150, 2, 3 * 64, device=DEVICE).to(BF16).requires_grad_()
     q, k, v = joint.chunk(3, dim=-1)
     k = k.transpose(1, 2).contiguous().transpose(1, 2)
     described = []
@@ -201,6 +207,7 @@ def test_strided_inputs_are_read_where_they_lie(launches, monkeypatch):
     assert launches == ["forward_kernel", "backward_kernel"]
 
 
+@pytest.mark.skipif(CUDA, reason="the device itself runs the kernels")
 @pytest.mark.parametrize(("part", "message"), [("wait", "while|under way"), ("arrive", "deadlock")])
 def test_the_emulator_sees_what_a_barrier_is_for(part, message, monkeypatch):
     kernel = EmulatedKernel("forward_kernel")

@@ -4,15 +4,13 @@ import math
 
 import pytest
 import torch
-
-triton = pytest.importorskip("triton")
-if torch.cuda.is_available():
-    pytest.skip("a GPU runs these kernels in the tests of attention", allow_module_level=True)
+import triton
 
 from fat5.ops.attention.hopper.records import BEYOND, KEY_TILES, QUERY_TILES, make_records
 from fat5.ops.attention.hopper.setup import ALIBI, DISTANCE, NONE, setup_kernel
 from fat5.ops.attention.tile_scores import END_OFFSET, OWN_OFFSET
 
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs these kernels in the tests of attention")
 HEADS = 3
 
 

@@ -61,11 +61,11 @@ class Configuration:
 
 def forward_configuration(problem: Problem) -> Configuration:
     """Return the constants of a problem's forward."""
-    ragged = is_ragged(problem)
-    long = problem.num_keys > _THREE_CONSUMERS_FROM
-    # Without a bias the third consumer spills, and at 128 the accumulators of three do not fit.
-    three = problem.head_dim == 64 and problem.bias is not None and not problem.causal and not ragged and long
-    return _common("forward", problem, consumers=3 if three else 2)
+    plain = _common("forward", problem)
+    # The third consumer has few registers: it spills without a bias, with tails, and at 128, and causal rows waste it.
+    few = plain.head_dim == 64 and plain.bias and not (plain.causal or plain.tails)
+    three = few and problem.num_keys > _THREE_CONSUMERS_FROM
+    return dataclasses.replace(plain, consumers=3) if three else plain
 
 
 def backward_configuration(problem: Problem, bias_grad: bool, deterministic: bool) -> Configuration:
@@ -73,9 +73,7 @@ def backward_configuration(problem: Problem, bias_grad: bool, deterministic: boo
     return _common("backward", problem, table_grad=bias_grad, one_pass=not deterministic)
 
 
-def _common(
-    kernel: str, problem: Problem, *, consumers: int = 2, table_grad: bool = False, one_pass: bool = True
-) -> Configuration:
+def _common(kernel: str, problem: Problem, *, table_grad: bool = False, one_pass: bool = True) -> Configuration:
     ragged = is_ragged(problem)
     alibi = problem.bias_kind.startswith("alibi")
     return Configuration(
@@ -87,7 +85,6 @@ def _common(
         radius=EVERYWHERE if alibi else max(1, radius_of(problem)),
         ragged=ragged,
         tails=ragged or problem.num_keys % KEY_TILE != 0,
-        consumers=consumers,
         table_grad=table_grad,
         one_pass=one_pass,
     )

@@ -99,12 +99,12 @@ def verdict(configuration: Configuration, device: torch.device) -> str | None:
         return reason
     with _lock:
         if key not in _verdicts:
-            reason = examine(configuration, device)
-            if reason is not None and reason.startswith(torch.OutOfMemoryError.__name__):
-                return reason  # it says nothing about the kernels: compare again next time
-            _verdicts[key] = reason
-            if reason is not None:
-                _warn(str(configuration), f"hopper attention ({configuration}): {reason}; {_TAKE_OVER}")
+            found = examine(configuration, device)
+            if found is not None and found.startswith(torch.OutOfMemoryError.__name__):
+                return found  # it says nothing about the kernels: compare again next time
+            _verdicts[key] = found
+            if found is not None:
+                _warn(str(configuration), f"hopper attention ({configuration}): {found}; {_TAKE_OVER}")
     return _verdicts[key]
 
 
