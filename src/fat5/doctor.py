@@ -112,7 +112,7 @@ def _backends() -> list[Check]:
 
 
 def _hopper_kernels(device: torch.device) -> list[Check]:
-    """Compare every configuration of the Hopper kernels with the portable kernels, which take over where one differs."""
+    """Compare every configuration of the Hopper kernels with the portable ones, which take over where one differs."""
     from fat5.ops.attention.hopper.dispatch import examine
     from fat5.ops.attention.hopper.self_check import all_configurations
 

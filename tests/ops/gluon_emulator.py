@@ -1,8 +1,8 @@
 """Runs the Gluon kernels of `fat5.ops.attention.hopper` on a CPU: their own code, statement by statement, in PyTorch.
 
-Gluon has no interpreter. This one runs each warp group of a program as a thread, one at a time, and switches between them
-at random wherever the hardware could: so the kernels' index arithmetic, masks, tails and barrier phases are executed as
-they stand. It fails on what a GPU would only sometimes show:
+Gluon has no interpreter. This one runs each warp group of a program as a thread, one at a time, and switches between
+them at random wherever the hardware could: so the kernels' index arithmetic, masks, tails and barrier phases are
+executed as they stand. It fails on what a GPU would only sometimes show:
 
 - a deadlock, or a barrier that opens too often;
 - shared memory written while a TMA store or a matrix product still reads it, or read while a TMA load is under way;
@@ -28,7 +28,7 @@ from triton.runtime.jit import JITFunction
 from fat5.ops.attention.hopper import backward, forward, query_gradient, tile
 
 
-class Hazard(AssertionError):
+class HazardError(AssertionError):
     """Something that is undefined on the device."""
 
 
@@ -71,7 +71,7 @@ class Pointer:
     def load(self, mask: Any = None, other: Any = 0) -> Any:
         if not isinstance(self.offset, torch.Tensor):
             if not 0 <= self.offset < self.memory.numel():
-                raise Hazard(f"load at {self.offset} of {self.memory.numel()} elements")
+                raise HazardError(f"load at {self.offset} of {self.memory.numel()} elements")
             return self.memory[self.offset].item()
         inside = torch.ones_like(self.offset, dtype=torch.bool) if mask is None else mask
         _check_bounds(self.offset[inside], self.memory)
@@ -96,7 +96,7 @@ class Address:
 
 def _check_bounds(offsets: Tensor, memory: Tensor) -> None:
     if offsets.numel() and not 0 <= int(offsets.min()) <= int(offsets.max()) < memory.numel():
-        raise Hazard(f"access to {int(offsets.min())}..{int(offsets.max())} of {memory.numel()} elements")
+        raise HazardError(f"access to {int(offsets.min())}..{int(offsets.max())} of {memory.numel()} elements")
 
 
 class Shared:
@@ -112,7 +112,7 @@ class Shared:
 
     def index(self, i: int) -> Shared:
         if not 0 <= i < self.memory.shape[0]:
-            raise Hazard(f"buffer {i} of {self.memory.shape[0]}")
+            raise HazardError(f"buffer {i} of {self.memory.shape[0]}")
         return Shared(self.memory[i], self.root, frozenset({i}))
 
     def slice(self, start: int, length: int, dim: int = 0) -> Shared:
@@ -133,7 +133,8 @@ class Shared:
 
     def store(self, value: Tensor) -> None:
         NOW.machine.writes(self)
-        assert value.shape == self.memory.shape and value.dtype == self.memory.dtype
+        assert value.shape == self.memory.shape
+        assert value.dtype == self.memory.dtype
         self.memory.copy_(value)
 
 
@@ -145,7 +146,7 @@ class Barrier:
 
     def settle(self) -> None:
         if self.pending < 0:
-            raise Hazard("more arrivals at a barrier than it counts")
+            raise HazardError("more arrivals at a barrier than it counts")
         if self.pending == 0 and self.bytes == 0:
             self.pending, self.phase = self.count, self.phase ^ 1
 
@@ -210,15 +211,15 @@ class Machine:
     def reads(self, buffer: Shared) -> None:
         for kind, _, other, _ in self.background:
             if kind == "load" and other.overlaps(buffer):
-                raise Hazard("shared memory read while a load is under way")
+                raise HazardError("shared memory read while a load is under way")
 
     def writes(self, buffer: Shared) -> None:
         for _, _, other, _ in self.background:
             if other.overlaps(buffer):
-                raise Hazard("shared memory written while a copy is under way")
+                raise HazardError("shared memory written while a copy is under way")
         for products in self.products.values():
             if any(operand.overlaps(buffer) for _, operands in products for operand in operands):
-                raise Hazard("shared memory written while a matrix product reads it")
+                raise HazardError("shared memory written while a matrix product reads it")
 
     def start(self, kind: str, buffer: Shared, effect: Callable[[], None]) -> None:
         if kind == "load":
@@ -253,7 +254,7 @@ class Machine:
             choices = len(able) + len(self.background)
             if choices == 0:
                 if self.waiting:
-                    self.failure = self.failure or Hazard(f"deadlock of warp groups {sorted(self.waiting)}")
+                    self.failure = self.failure or HazardError(f"deadlock of warp groups {sorted(self.waiting)}")
                     for turn in self.turns.values():
                         turn.release()
                 self.finished.release()
@@ -298,7 +299,7 @@ class Machine:
         if self.failure is not None:
             raise self.failure
         if any(self.products.values()):
-            raise Hazard("a matrix product that nobody waited for")
+            raise HazardError("a matrix product that nobody waited for")
 
 
 NOW = types.SimpleNamespace(machine=None)  # the program that runs
@@ -330,7 +331,7 @@ def _product_wait(left_over, deps):
     done = []
     for dep in deps:
         if isinstance(dep, Pending) and dep.number in running:
-            raise Hazard("the result of a matrix product used before it was waited for")
+            raise HazardError("the result of a matrix product used before it was waited for")
         done.append(dep.value if isinstance(dep, Pending) else dep)
     return done[0] if len(done) == 1 else tuple(done)
 

@@ -12,7 +12,7 @@ from fat5.ops import AlibiBias, DistanceBias, flash_attention
 from fat5.ops.attention import backends
 from fat5.ops.attention.hopper import configuration, dispatch, launch
 from fat5.ops.attention.reference import attention_reference, packed_attention_reference
-from tests.ops.gluon_emulator import EmulatedKernel, Hazard
+from tests.ops.gluon_emulator import EmulatedKernel, HazardError
 from tests.ops.test_attention_kernels import CUDA, DEVICE, compare, make_inputs, relative_error, reproducible, run
 
 BF16 = torch.bfloat16
@@ -216,5 +216,5 @@ def test_the_emulator_sees_what_a_barrier_is_for(part, message, monkeypatch):
     monkeypatch.setitem(space, "mbarrier", types.SimpleNamespace(**parts))
     monkeypatch.setattr(launch, "forward_kernel", kernel)
     monkeypatch.setattr(dispatch, "_give_up", lambda configuration, device, error: (_ for _ in ()).throw(error))
-    with pytest.raises(Hazard, match=message):
+    with pytest.raises(HazardError, match=message):
         flash_attention(*make_inputs("none", 1, 300, 300, 64, BF16), backend="hopper")
