@@ -51,8 +51,8 @@ ROWS = torch.tensor([1, 2])
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"dim": 96}, "not 96"),
-        ({"dtype": torch.float32}, "not torch.float32"),
+        ({"dim": 96}, "not torch.bfloat16 and 96"),
+        ({"dtype": torch.float32}, "not torch.float32 and 64"),
         ({"bias_kind": "dense"}, "no dense bias"),
         ({"dropout_p": 0.1}, "no dropout"),
         ({"softmax_scale": 0.0}, "0.0 is outside"),

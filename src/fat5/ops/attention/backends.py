@@ -12,7 +12,7 @@ from torch import Tensor
 from fat5.errors import nearest
 from fat5.ops.attention import torch_backend
 from fat5.ops.attention.custom_ops import define_ops
-from fat5.ops.attention.hopper.support import tensors_refused
+from fat5.ops.attention.hopper.support import takes_tensors
 
 MIN_CAPABILITY = (8, 0)
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
@@ -93,7 +93,7 @@ def choose_backend(name: str, q: Tensor) -> Any:
     if name == "auto":
         if not q.is_cuda or _cached_reason("triton") is not None or _triton_refuses(q) is not None:
             return _OPS["torch"]
-        faster = _cached_reason("hopper") is None and tensors_refused(q) is None
+        faster = _cached_reason("hopper") is None and takes_tensors(q)
         return _OPS["hopper" if faster else "triton"]
     if name not in BACKENDS:
         raise ValueError(f"got backend={name!r}; expected 'auto' or one of {sorted(BACKENDS)}{nearest(name, BACKENDS)}")

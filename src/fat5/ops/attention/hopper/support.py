@@ -17,20 +17,16 @@ _LARGEST_INDEX = 2**31 - 2**20  # int32, with room for the last tile
 _LARGEST_ROWS = 2**29  # rows of a descriptor of sequences end at 2**30
 
 
-def tensors_refused(q: Tensor) -> str | None:
-    """Return why these queries are not for the Hopper kernels whatever the rest, or None."""
-    if q.dtype not in DTYPES:
-        return f"they take bfloat16 and float16, not {q.dtype}"
-    if q.shape[-1] not in HEAD_DIMS:
-        return f"they take head dimensions 64 and 128, not {q.shape[-1]}"
-    return None
+def takes_tensors(q: Tensor) -> bool:
+    """Whether queries are of a type and a head dimension that the Hopper kernels take; traceable by torch.compile."""
+    return q.dtype in DTYPES and q.shape[-1] in HEAD_DIMS
 
 
 def refused(problem: Problem) -> str | None:
     """Return why the Hopper kernels do not take a problem, or None if they do."""
-    reason = tensors_refused(problem.q)
-    if reason is not None:
-        return reason
+    if not takes_tensors(problem.q):
+        types = " and ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        return f"they take {types} and head dimensions {HEAD_DIMS}, not {problem.q.dtype} and {problem.head_dim}"
     if problem.bias_kind not in BIAS_KINDS:
         return f"they have no {problem.bias_kind} bias"
     if problem.dropout_p > 0:
