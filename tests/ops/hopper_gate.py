@@ -8,6 +8,7 @@ that something overwrites (`sass.py`). Run it in a process of its own, with Trit
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import subprocess
 import sys
@@ -19,9 +20,11 @@ from pathlib import Path
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from fat5.ops.attention.hopper import records, rows, setup, table_gradient
 from fat5.ops.attention.hopper.backward import backward_kernel
 from fat5.ops.attention.hopper.configuration import Configuration
 from fat5.ops.attention.hopper.forward import forward_kernel
@@ -122,6 +125,56 @@ def cases(everything: bool) -> Iterator[tuple[str, Configuration]]:
     yield "backward_kernel", Configuration("backward", *ragged, table_grad=True)
 
 
+_QUERIES_OR_KEYS = {"KIND": 0, "PADDED": False, "SLOTS": 64, "SHARE": 64}
+_DOCUMENTS = {"VARLEN": True, "OFFSET": 2, "HAS_STARTS": False, "HAS_LENGTHS": False}
+_ROWS = {"VARLEN": False, "OFFSET": 1, "HAS_STARTS": True, "HAS_LENGTHS": True}
+_TABLE = {"RADIUS": 91, "BIAS": 1, "CAUSAL": True, "REVERSED": True, "FALLING": True, "BLOCK": 512}
+SUPPORTING = (
+    (setup.setup_kernel, _TABLE, ()),
+    (setup.setup_kernel, _TABLE | {"BIAS": 2, "FALLING": False, "REVERSED": False}, ()),
+    (setup.setup_kernel, _TABLE | {"BIAS": 0}, ("Bias",)),
+    (
+        records.record_kernel,
+        _QUERIES_OR_KEYS | _DOCUMENTS | {"CAUSAL": True},
+        ("KeyStarts", "KeyLengths", "Offsets"),
+    ),
+    (records.record_kernel, _QUERIES_OR_KEYS | _ROWS | {"CAUSAL": True, "KIND": 1, "PADDED": True}, ("CuQ", "CuK")),
+    (rows.prepare_kernel, {"D": 64, "VARLEN": False, "CLEAR": True}, ("Tiles", "CuQ")),
+    (rows.prepare_kernel, {"D": 128, "VARLEN": True, "CLEAR": False}, ()),
+    (rows.finish_kernel, {"D": 128, "VARLEN": False}, ("Tiles", "CuQ")),
+    (rows.finish_kernel, {"D": 64, "VARLEN": True}, ()),
+    (table_gradient.diagonal_kernel, {"WRITTEN": False}, ()),
+    (table_gradient.table_kernel, {"SHARES": 16, "RADIUS": 91, "WIDTH": 256}, ()),
+)
+"""The kernels around, in Triton's own language: constants, and arguments that are None."""
+
+
+def check_supporting(index: int) -> tuple[str, list[str]]:
+    """Compile one of the kernels around, which the interpreter alone does not show to compile."""
+    kernel, values, absent = SUPPORTING[index]
+    values = values | dict.fromkeys(absent)
+    types = {}
+    for parameter in kernel.params:
+        name = parameter.name
+        if name in values:
+            types[name] = "constexpr"
+        elif name in ("Schedule", "Records", "Tiles", "CuQ", "CuK"):
+            types[name] = "*i32"
+        elif name in ("KeyStarts", "KeyLengths", "Offsets"):
+            types[name] = "*i64"
+        elif name in ("O", "DO", "DQ", "Near"):
+            types[name] = "*bf16"
+        else:
+            pointer = name[0].isupper() and len(name) > 1
+            types[name] = "*fp32" if pointer else "fp32" if name == "scale" else "i32"
+    title = f"{kernel.__name__} {values}"
+    try:
+        triton.compile(ASTSource(kernel, types, values), target=GPUTarget("cuda", 90, 32))
+    except Exception as error:  # the compiler raises many kinds
+        return title, [f"does not compile: {error}"]
+    return title, []
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--all", action="store_true", help="every configuration, not the worst cases")
@@ -131,11 +184,12 @@ def main() -> int:
     chosen = list(cases(arguments.all))
     failed = 0
     with ProcessPoolExecutor(arguments.jobs) as pool:
-        for line, wrong in pool.map(check, chosen):
+        around = pool.map(check_supporting, range(len(SUPPORTING)))
+        for line, wrong in itertools.chain(around, pool.map(check, chosen)):
             failed += bool(wrong)
             if wrong or arguments.verbose:
                 print(("FAILED " if wrong else "ok     ") + line, *wrong, sep="\n       " if wrong else "")
-    print(f"{len(chosen)} compilations, {failed} failed")
+    print(f"{len(SUPPORTING) + len(chosen)} compilations, {failed} failed")
     return 1 if failed else 0
 
 

@@ -93,8 +93,8 @@ def setup_kernel(
         above += (last_head - first_head - 1) * (blocks - 1 - rise) + tl.maximum(end_rise - rise - 1, 0)
         within = tl.maximum(end_rise - tl.maximum(rise + 1, first_rise), 0)
         above = tl.where(first_head == last_head, within, above)
-        head = place // blocks
-        equal = head - first_head - ((head > first_head) & (rise < first_rise)).to(tl.int32)
+        own = place // blocks
+        equal = own - first_head - ((own > first_head) & (rise < first_rise)).to(tl.int32)
         used = place < tiles
         position = tl.where(used, begin + above + equal, place)
         turn = position // programs
@@ -102,5 +102,5 @@ def setup_kernel(
         program_of = tl.where(turn % 2 == 1, programs - 1 - program_of, program_of)
         if FALLING:
             rise = blocks - 1 - rise
-        tile = tl.where(used, head * blocks + rise, -1)
+        tile = tl.where(used, own * blocks + rise, -1)
         tl.store(Schedule + turn * programs + program_of, tile, mask=place < turns * programs)
