@@ -30,10 +30,6 @@ from fat5.ops.attention.hopper.tile import (
     table_ends,
 )
 
-GROUP = gl.constexpr(8)
-"""Blocks of 128 keys whose near tiles of dS are added up in the type of q: 16 additions bound a sum's rounding."""
-
-
 @gluon.jit
 def own_copy(x, zero, KEEP: gl.constexpr):
     """Return x OR a zero that the compiler can't see.
@@ -112,7 +108,7 @@ def key_producer(
 @gluon.jit
 def key_consumer(
     shared, c: gl.constexpr, NB: gl.constexpr, BM: gl.constexpr, D: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr,
-    BIAS: gl.constexpr, TABLE_GRAD: gl.constexpr, ONE_PASS: gl.constexpr, ADD_NEAR: gl.constexpr, RAGGED: gl.constexpr,
+    BIAS: gl.constexpr, TABLE_GRAD: gl.constexpr, ONE_PASS: gl.constexpr, ADD_NEAR: gl.constexpr, GROUP: gl.constexpr, PHASED: gl.constexpr, RAGGED: gl.constexpr,
     TAILS: gl.constexpr,
 ):  # fmt: skip
     """64 keys against the queries, transposed: S^T = K Q^T, so P^T and dS^T stay in registers as operands."""
@@ -131,7 +127,8 @@ def key_consumer(
     KEEP: gl.constexpr = D == 64  # K and V in registers
     REACH: gl.constexpr = R + BM + 64
     NEAR: gl.constexpr = (R + 62) // 64  # near tiles have |key block - query block| <= NEAR
-    OFFSETS: gl.constexpr = NEAR + 1 if CAUSAL else 2 * NEAR + 1
+    FIRST: gl.constexpr = NEAR + 1 if PHASED else NEAR
+    OFFSETS: gl.constexpr = FIRST + 1 if CAUSAL else FIRST + NEAR + 1
     zeros = gl.zeros([64, BM], gl.float32, layout=SL)
     dq_zeros = gl.zeros([BM, D // 2], gl.float32, layout=QL)
     H = work[3]
@@ -241,16 +238,16 @@ def key_consumer(
                     tma.store_wait(0)
                     mbarrier.arrive(q_empty.index(stage), count=1)
                 if TABLE_GRAD:
-                    offset = corner // 64
+                    offset = corner >> 6  # floor: blocks stand apart by whole blocks, or PHASED by a fraction more
                     if near & (offset <= (0 if CAUSAL else NEAR)):
                         if not ONE_PASS:
                             s_ds.index(buffer + c).store(ds)
                             fence_async_shared()
                         if ADD_NEAR:
-                            place = ((slot // GROUP * H + head) * OFFSETS + offset + NEAR) * 64
+                            place = ((slot // GROUP * H + head) * OFFSETS + offset + FIRST) * 64
                             tma_add(near_desc, [place, 0], s_ds.index(buffer + c))
                         else:
-                            place = (((slot * 2 + c) * H + head) * OFFSETS + offset + NEAR) * 64
+                            place = (((slot * 2 + c) * H + head) * OFFSETS + offset + FIRST) * 64
                             tma_store(near_desc, [place, 0], s_ds.index(buffer + c))
                 used += 1
             if TABLE_GRAD:
@@ -277,7 +274,7 @@ def backward_kernel(
     q_desc, k_desc, half_desc, v_desc, do_desc, dk_desc, dv_desc, sum_desc, near_desc, Table, Far, LSE, Delta, factor,
     scale, span, Schedule, tiles, blocks, H, M, N, shift, pitch, slots, turns,
     NB: gl.constexpr, BM: gl.constexpr, D: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr, BIAS: gl.constexpr,
-    TABLE_GRAD: gl.constexpr, ONE_PASS: gl.constexpr, ADD_NEAR: gl.constexpr, RAGGED: gl.constexpr, TAILS: gl.constexpr,
+    TABLE_GRAD: gl.constexpr, ONE_PASS: gl.constexpr, ADD_NEAR: gl.constexpr, GROUP: gl.constexpr, PHASED: gl.constexpr, RAGGED: gl.constexpr, TAILS: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Persistent: each program takes its tiles, 128 keys of one head over all their queries, from the schedule.
@@ -313,8 +310,8 @@ def backward_kernel(
     )  # fmt: skip
     gl.warp_specialize(
         [
-            (key_consumer, (shared, 0, NB, BM, D, R, CAUSAL, BIAS, TABLE_GRAD, ONE_PASS, ADD_NEAR, RAGGED, TAILS)),
-            (key_consumer, (shared, 1, NB, BM, D, R, CAUSAL, BIAS, TABLE_GRAD, ONE_PASS, ADD_NEAR, RAGGED, TAILS)),
+            (key_consumer, (shared, 0, NB, BM, D, R, CAUSAL, BIAS, TABLE_GRAD, ONE_PASS, ADD_NEAR, GROUP, PHASED, RAGGED, TAILS)),
+            (key_consumer, (shared, 1, NB, BM, D, R, CAUSAL, BIAS, TABLE_GRAD, ONE_PASS, ADD_NEAR, GROUP, PHASED, RAGGED, TAILS)),
             (key_producer, (loads, NB, BM, D, CAUSAL, ONE_PASS, RAGGED)),
         ],
         [4, 1],

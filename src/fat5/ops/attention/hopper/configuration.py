@@ -30,6 +30,7 @@ class Configuration:
         tails: The last tile of keys may be partly real.
         consumers: Warpgroups of 64 queries in the forward.
         table_grad: The backward leaves what the table's gradient needs.
+        phased: Blocks of queries and keys may stand apart by any distance, which each row has for itself.
         one_pass: The backward adds dQ in memory; else a second kernel computes it, with equal bits from run to run.
     """
 
@@ -43,6 +44,7 @@ class Configuration:
     tails: bool
     consumers: int = 2
     table_grad: bool = False
+    phased: bool = False
     one_pass: bool = True
 
     def __str__(self) -> str:
@@ -53,6 +55,7 @@ class Configuration:
             "tails": self.tails and not self.ragged,
             "three consumers": self.consumers == 3,
             "table gradient": self.table_grad,
+            "of rows apart": self.phased,
             "deterministic": not self.one_pass,
         }
         words = [name for name, on in flags.items() if on]
@@ -70,10 +73,16 @@ def forward_configuration(problem: Problem) -> Configuration:
 
 def backward_configuration(problem: Problem, bias_grad: bool, deterministic: bool) -> Configuration:
     """Return the constants of a problem's backward."""
-    return _common("backward", problem, table_grad=bias_grad, one_pass=not deterministic)
+    apart = problem.key_starts is not None or problem.offsets is not None or (problem.offset or 0) % 64 != 0
+    return dataclasses.replace(
+        _common("backward", problem),
+        table_grad=bias_grad,
+        phased=bias_grad and apart and not problem.packed,
+        one_pass=not deterministic,
+    )
 
 
-def _common(kernel: str, problem: Problem, *, table_grad: bool = False, one_pass: bool = True) -> Configuration:
+def _common(kernel: str, problem: Problem) -> Configuration:
     ragged = is_ragged(problem)
     alibi = problem.bias_kind.startswith("alibi")
     return Configuration(
@@ -85,6 +94,4 @@ def _common(kernel: str, problem: Problem, *, table_grad: bool = False, one_pass
         radius=EVERYWHERE if alibi else max(1, radius_of(problem)),
         ragged=ragged,
         tails=ragged or problem.num_keys % KEY_TILE != 0,
-        table_grad=table_grad,
-        one_pass=one_pass,
     )

@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from fat5.ops.attention.document_tiles import document_tiles
-from fat5.ops.attention.hopper.backward import GROUP, backward_kernel
+from fat5.ops.attention.hopper.backward import backward_kernel
 from fat5.ops.attention.hopper.configuration import KEY_TILE, Configuration
 from fat5.ops.attention.hopper.descriptors import matrix_descriptor, rows_descriptor
 from fat5.ops.attention.hopper.forward import forward_kernel
@@ -18,7 +18,7 @@ from fat5.ops.attention.hopper.query_gradient import query_kernel
 from fat5.ops.attention.hopper.rows import finish_kernel, prepare_kernel
 from fat5.ops.attention.hopper.support import radius_of
 from fat5.ops.attention.hopper.table_gradient import diagonal_kernel, table_kernel
-from fat5.ops.attention.hopper.work import Work, plan_keys, plan_queries, processors
+from fat5.ops.attention.hopper.work import GROUP, Work, plan_keys, plan_queries, processors
 from fat5.ops.attention.problem import Problem
 
 _LOG2E = 1.4426950408889634
@@ -52,6 +52,8 @@ def constants(configuration: Configuration, kernel: str) -> dict[str, Any]:
             "TABLE_GRAD": configuration.table_grad,
             "ONE_PASS": configuration.one_pass,
             "ADD_NEAR": configuration.one_pass,
+            "GROUP": GROUP,
+            "PHASED": configuration.phased,
         }
     else:
         depth = {"NB": 2, "BN": KEY_TILE}
@@ -209,7 +211,8 @@ def near_offsets(configuration: Configuration) -> tuple[int, int]:
     """Return how many offsets between a block of keys and a block of queries are near, and the first, in blocks of
     64."""
     near = (configuration.radius + 62) // 64
-    return (near + 1 if configuration.causal else 2 * near + 1), -near
+    first = near + 1 if configuration.phased else near
+    return (first + 1 if configuration.causal else first + near + 1), -first
 
 
 def _table_buffers(problem: Problem, configuration: Configuration, work: Work) -> tuple[Tensor, Tensor]:
@@ -219,7 +222,7 @@ def _table_buffers(problem: Problem, configuration: Configuration, work: Work) -
             1, dtype=torch.float32, device=q.device
         )
     # Added up in groups, which start at 0; or stored each, which leaves those of no document unwritten.
-    sets = triton.cdiv(work.slots, GROUP.value) if configuration.one_pass else 2 * work.slots
+    sets = triton.cdiv(work.slots, GROUP) if configuration.one_pass else 2 * work.slots
     make = torch.zeros if configuration.one_pass or configuration.ragged else torch.empty
     near = make(sets, heads, near_offsets(configuration)[0], 64, 64, dtype=q.dtype, device=q.device)
     make = torch.zeros if configuration.ragged else torch.empty
@@ -253,16 +256,28 @@ def _sum_table(problem: Problem, configuration: Configuration, near: Tensor, far
     """Return the table's gradient [H, 2R + 1] in float32."""
     heads, radius, device = problem.heads, configuration.radius, problem.q.device
     offsets, first_offset = near_offsets(configuration)
-    parts = torch.empty(_SHARES, heads, offsets, 128, dtype=torch.float32, device=device)
-    diagonal_kernel[(offsets, _SHARES, heads)](
-        near, parts, near.shape[0], heads, offsets, first_offset, 2 * triton.cdiv(problem.num_keys, KEY_TILE),
-        triton.cdiv(problem.num_queries, 64), (problem.offset or 0) // 64,
-        WRITTEN=configuration.one_pass or configuration.ragged,
+    sets = near.shape[0]
+    phases = _phases(problem) if configuration.phased else None
+    shares = _SHARES if phases is None else problem.batch
+    parts = torch.empty(shares, heads, offsets, 128, dtype=torch.float32, device=device)
+    diagonal_kernel[(offsets, shares, heads)](
+        near, parts, sets, heads, offsets, first_offset, 2 * triton.cdiv(problem.num_keys, KEY_TILE),
+        triton.cdiv(problem.num_queries, 64), (problem.offset or 0) // 64, sets // shares,
+        WRITTEN=configuration.one_pass or configuration.ragged, BY_ROW=configuration.phased,
     )  # fmt: skip
     grad = torch.empty(heads, 2 * radius + 1, dtype=torch.float32, device=device)
-    width = triton.next_power_of_2(2 * radius + 1)
     table_kernel[(heads,)](
-        parts, far, grad, heads, far.shape[1], offsets, first_offset, SHARES=_SHARES, RADIUS=radius, WIDTH=width
-    )
+        parts, far, phases, grad, shares, heads, far.shape[1], offsets, first_offset,
+        SHARES=_SHARES, RADIUS=radius, WIDTH=triton.next_power_of_2(2 * radius + 1), PHASED=configuration.phased,
+    )  # fmt: skip
     # The kernels take a radius of 1 at least: a table of one entry then stands for three equal ones.
     return grad if radius_of(problem) else grad.sum(1, keepdim=True)
+
+
+def _phases(problem: Problem) -> Tensor:
+    """Return by how much more than whole blocks of 64 each row's real keys stand apart from its queries, int32 [B]."""
+    starts = torch.zeros(problem.batch, dtype=torch.int64, device=problem.q.device)
+    if problem.key_starts is not None:
+        starts = problem.key_starts.long().clamp(0, problem.num_keys)
+    offsets = problem.offset or 0 if problem.offsets is None else problem.offsets.long()
+    return ((starts - offsets) % 64).int()

@@ -58,6 +58,7 @@ def record_kernel(
     programs,
     places,
     pitch,
+    row_slots,
     KIND: tl.constexpr,
     PADDED: tl.constexpr,
     CAUSAL: tl.constexpr,
@@ -74,7 +75,8 @@ def record_kernel(
     and back: position p goes to turn p // programs. Tiles beyond the last document have no head (-1). Fields: head,
     first row in the sequence, y and x of its first query, y and x of its first real key, queries, keys, shift
     (position of the first query, from the first real key), its first row in the arrays [.., H, pitch] (PADDED: where
-    sequences start at multiples of 64), number of the tile.
+    sequences start at multiples of 64), number of the tile:
+    running over documents, or from row to row by `row_slots`.
     """
     SLOPE: tl.constexpr = (1 if KIND == QUERY_TILES else -2) if CAUSAL else 0
     lanes = tl.arange(0, SLOTS)
@@ -150,7 +152,7 @@ def record_kernel(
     tl.store(record + 7, own_keys, mask=inside)
     tl.store(record + 8, tl.sum(tl.where(own, shift[None, :], 0), 1), mask=inside)
     tl.store(record + 9, tl.sum(tl.where(own, rows[None, :], 0), 1), mask=inside)
-    tl.store(record + 10, tile, mask=inside)
+    tl.store(record + 10, tile if VARLEN else document * row_slots + block, mask=inside)
 
 
 def make_records(

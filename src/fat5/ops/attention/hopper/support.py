@@ -62,8 +62,8 @@ def backward_refused(problem: Problem, grad_out: Tensor, bias_grad: bool) -> str
         return "they have no gradient of a table with packed documents and query offsets"
     if problem.packed and not same_offsets(problem.cu_seqlens_q, problem.cu_seqlens_k):
         return "they have no gradient of a table between different documents"
-    if problem.offsets is not None or problem.key_starts is not None or (problem.offset or 0) % 64:
-        return "they have no gradient of a table where queries and keys are not a known multiple of 64 apart"
+    if not is_ragged(problem) and (problem.offset or 0) % 64:
+        return "they have no gradient of a table where queries and keys are not a multiple of 64 apart, but for padding"
     return None
 
 

@@ -20,18 +20,28 @@ def diagonal_kernel(
     blocks,
     query_blocks,
     shift_blocks,
+    row_sets,
     WRITTEN: tl.constexpr,
+    BY_ROW: tl.constexpr,
 ):
     """One program: a tile offset, a share of the sets and a head. Adds dS^T tiles, then along their diagonals.
 
     Near is [sets, heads, offsets, 64, 64]. A set is a block of 64 keys, or a group of them; `offset` is the distance
     between key block and query block in blocks. Where not all are WRITTEN, sets are key blocks, `blocks` a row, and a
-    tile exists where its query block does. Parts is [shares, heads, offsets, 128]: distances 64 * offset - 64 and on.
+    tile exists where its query block does. BY_ROW a share is a row's `row_sets` sets. Parts is [shares, heads, offsets, 128]:
+    distances 64 * offset - 64 and on, and the row's phase more.
     """
     place, share, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     lanes = tl.arange(0, 64)
     acc = tl.zeros([64, 64], tl.float32)
-    for item in range(share, sets, tl.num_programs(1)):
+    first = share
+    end = sets
+    step = tl.num_programs(1)
+    if BY_ROW:
+        first = share * row_sets
+        end = first + row_sets
+        step = 1
+    for item in range(first, end, step):
         query_block = item % blocks - (place + first_offset) - shift_blocks
         there = ((query_block >= 0) & (query_block < query_blocks)) | WRITTEN
         tile = ((tl.cast(item, tl.int64) * heads + head) * offsets + place) * 4096
@@ -52,7 +62,9 @@ def diagonal_kernel(
 def table_kernel(
     Parts,
     Far,
+    Phases,
     DTable,
+    shares,
     heads,
     far_blocks,
     offsets,
@@ -60,25 +72,30 @@ def table_kernel(
     SHARES: tl.constexpr,
     RADIUS: tl.constexpr,
     WIDTH: tl.constexpr,
+    PHASED: tl.constexpr,
 ):
-    """One program: the gradient [2R + 1] of one head. Far is [2, far_blocks, heads]: sums left and right of the
-    band."""
+    """One program: the gradient [2R + 1] of one head. Far is [2, far_blocks, heads]: sums left and right of the band."""
     head = tl.program_id(0)
-    share = tl.arange(0, SHARES)[:, None]
     lanes = tl.arange(0, WIDTH)
     distance = lanes - RADIUS
     column = tl.arange(0, 128)[None, :]
     acc = tl.zeros([WIDTH], tl.float32)
     left = tl.zeros([], tl.float32)
     right = tl.zeros([], tl.float32)
-    for place in range(offsets):
-        part = Parts + ((share * heads + head) * offsets + place) * 128
-        first = (first_offset + place) * 64 - 64
-        c = (distance - first)[None, :]
-        acc += tl.sum(tl.load(part + c, mask=(c >= 0) & (c < 128), other=0.0), 0)
-        values = tl.load(part + column)
-        left += tl.sum(tl.where(first + column < -RADIUS, values, 0.0))
-        right += tl.sum(tl.where(first + column > RADIUS, values, 0.0))
+    for begin in range(0, shares, SHARES):
+        share = begin + tl.arange(0, SHARES)
+        some = share < shares
+        phase = tl.zeros([SHARES], tl.int32)
+        if PHASED:
+            phase = tl.load(Phases + share, mask=some, other=0)
+        for place in range(offsets):
+            part = Parts + ((share[:, None] * heads + head) * offsets + place) * 128
+            first = (first_offset + place) * 64 - 64 + phase[:, None]
+            c = distance[None, :] - first
+            acc += tl.sum(tl.load(part + c, mask=(c >= 0) & (c < 128) & some[:, None], other=0.0), 0)
+            values = tl.load(part + column, mask=some[:, None] & (column < 128), other=0.0)
+            left += tl.sum(tl.where(first + column < -RADIUS, values, 0.0))
+            right += tl.sum(tl.where(first + column > RADIUS, values, 0.0))
     entries = tl.arange(0, 1024)
     for start in range(0, far_blocks, 1024):
         inside = start + entries < far_blocks

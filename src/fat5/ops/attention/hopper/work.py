@@ -24,6 +24,8 @@ _BIAS_KINDS = {
     "alibi-signed": setup.ALIBI_SIGNED.value,
 }
 _SETUP_BLOCK = 512
+GROUP = 8
+"""Blocks of 128 keys whose near tiles of dS are added up in the type of q: 16 additions bound a sum's rounding."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Work:
 
     Attributes:
         programs: Size of the grid.
-        slots: Tiles of one head, in all sequences.
+        slots: Numbers of tiles of one head, in all sequences.
         arguments: What the kernels need to find their tiles and read the table.
     """
 
@@ -98,12 +100,17 @@ def _plan(
     table = _empty_table(problem, configuration, span)
     dealt = causal and not configuration.ragged
     schedule = table
+    row_slots = 0
     if dealt:
         schedule = torch.empty(turns, programs, dtype=torch.int32, device=device)
     elif configuration.ragged:
         kind = QUERY_TILES if what == "queries" else KEY_TILES
         arguments = _sequences(problem) | {"KIND": kind.value, "PADDED": padded, "pitch": pitch}
+        if not problem.packed:  # a row's blocks fill whole groups, so that no group has two rows
+            row_slots = GROUP * triton.cdiv(blocks, GROUP)
+        arguments["row_slots"] = row_slots
         schedule = make_records(arguments, device, slots, heads, programs, causal)
+        slots = slots if problem.packed else problem.batch * row_slots
     if configuration.bias:
         table_programs = triton.cdiv(2 * span, _SETUP_BLOCK)
         more = triton.cdiv(turns * programs, _SETUP_BLOCK) if dealt else 0
