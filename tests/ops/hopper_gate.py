@@ -122,7 +122,7 @@ def cases(everything: bool) -> Iterator[tuple[str, Configuration]]:
     yield "forward_kernel", Configuration("forward", *even, consumers=3)
     yield "backward_kernel", Configuration("backward", *even, table_grad=True)
     ragged = (128, torch.float16, True, True, 113, True, True)
-    yield "backward_kernel", Configuration("backward", *ragged, table_grad=True)
+    yield "backward_kernel", Configuration("backward", *ragged, table_grad=True, phased=True)
 
 
 _QUERIES_OR_KEYS = {"KIND": 0, "PADDED": False, "SLOTS": 64, "SHARE": 64}
@@ -143,8 +143,10 @@ SUPPORTING = (
     (rows.prepare_kernel, {"D": 128, "VARLEN": True, "CLEAR": False}, ()),
     (rows.finish_kernel, {"D": 128, "VARLEN": False}, ("Tiles", "CuQ")),
     (rows.finish_kernel, {"D": 64, "VARLEN": True}, ()),
-    (table_gradient.diagonal_kernel, {"WRITTEN": False}, ()),
-    (table_gradient.table_kernel, {"SHARES": 16, "RADIUS": 91, "WIDTH": 256}, ()),
+    (table_gradient.diagonal_kernel, {"WRITTEN": False, "BY_ROW": False}, ()),
+    (table_gradient.diagonal_kernel, {"WRITTEN": True, "BY_ROW": True}, ()),
+    (table_gradient.table_kernel, {"SHARES": 16, "RADIUS": 91, "WIDTH": 256, "PHASED": False}, ("Phases",)),
+    (table_gradient.table_kernel, {"SHARES": 16, "RADIUS": 113, "WIDTH": 256, "PHASED": True}, ()),
 )
 """The kernels around, in Triton's own language: constants, and arguments that are None."""
 
@@ -158,7 +160,7 @@ def check_supporting(index: int) -> tuple[str, list[str]]:
         name = parameter.name
         if name in values:
             types[name] = "constexpr"
-        elif name in ("Schedule", "Records", "Tiles", "CuQ", "CuK"):
+        elif name in ("Schedule", "Records", "Tiles", "CuQ", "CuK", "Phases"):
             types[name] = "*i32"
         elif name in ("KeyStarts", "KeyLengths", "Offsets"):
             types[name] = "*i64"

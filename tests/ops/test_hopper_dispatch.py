@@ -79,7 +79,6 @@ def test_rows_of_a_longer_buffer_are_taken_where_no_padding_is_told():
     [
         (problem(bias=torch.zeros(3), bias_kind="alibi"), "no gradient of ALiBi's slopes"),
         (problem(keys=140), "multiple of 64 apart"),
-        (problem(key_starts=ROWS), "multiple of 64 apart"),
         (packed(cu_seqlens_k=torch.tensor([0, 60, 128], dtype=torch.int32)), "between different documents"),
         (packed(offsets=ROWS), "packed documents and query offsets"),
     ],
@@ -90,7 +89,17 @@ def test_what_the_backward_refuses_has_a_reason(asked, reason):
     assert backward_refused(asked, torch.zeros_like(asked.q), False) is None
 
 
-@pytest.mark.parametrize("asked", [problem(), problem(keys=256), problem(key_lengths=ROWS), packed()])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        problem(),
+        problem(keys=256),
+        problem(key_lengths=ROWS),
+        problem(keys=140, key_starts=ROWS),
+        problem(offsets=ROWS),
+        packed(),
+    ],
+)
 def test_table_gradients_that_the_kernels_take(asked):
     assert backward_refused(asked, torch.zeros_like(asked.q), True) is None
 
@@ -106,6 +115,9 @@ def test_configurations_tell_apart_what_is_compiled_apart():
     assert forward_configuration(problem(bias=None, bias_kind="none")).bias is False
     assert forward_configuration(problem(bias=None, bias_kind="none", causal=True)).bias is True  # the mask
     assert backward_configuration(problem(), True, True).one_pass is False
+    assert backward_configuration(problem(key_lengths=ROWS), True, False).phased is False
+    assert backward_configuration(problem(key_starts=ROWS), True, False).phased is True
+    assert backward_configuration(problem(key_starts=ROWS), False, False).phased is False
     assert len(set(self_check.all_configurations())) == len(list(self_check.all_configurations())) > 200
 
 
@@ -212,6 +224,10 @@ def test_the_small_problem_leads_to_its_configuration(configuration):
     small = self_check.small_problem(configuration, CPU)
     assert refused(small) is None
     assert forward_configuration(small) == configuration
+    phased = dataclasses.replace(FORWARD, kernel="backward", ragged=True, tails=True, table_grad=True, phased=True)
+    small_phased = self_check.small_problem(phased, CPU)
+    assert backward_refused(small_phased, small_phased.q, True) is None
+    assert backward_configuration(small_phased, True, False) == phased
     state = torch.get_rng_state()
     again = self_check.small_problem(configuration, CPU)
     assert torch.equal(state, torch.get_rng_state())

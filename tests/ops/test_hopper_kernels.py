@@ -79,15 +79,15 @@ def test_a_gradient_that_the_kernels_do_not_take_comes_from_the_portable_ones(la
     assert launches == ["forward_kernel"]
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_padding_and_offsets_of_each_row(causal, launches):
+@pytest.mark.parametrize(("kind", "causal"), [("relative", False), ("relative", True), ("none", True)])
+def test_padding_and_offsets_of_each_row(kind, causal, launches):
     """Left and right padding, a row without keys, and a position of its own for each row's first query."""
     options = {
         "query_offset": torch.tensor([3, -150, 90], device=DEVICE),
         "key_starts": torch.tensor([0, 7, 2], device=DEVICE),
         "key_lengths": torch.tensor([150, 60, 0], device=DEVICE),
     }
-    ours = compare("hopper", "none", make_inputs("none", 3, 140, 150, 64, BF16), causal, softmax_scale=0.125, **options)
+    ours = compare("hopper", kind, make_inputs(kind, 3, 140, 150, 64, BF16), causal, softmax_scale=0.125, **options)
     assert not ours[0][2].any()
     assert launches == ["forward_kernel", "backward_kernel"]
 

@@ -74,7 +74,8 @@ def records_of(kind, queries, keys, causal, programs):
     tiles = triton.cdiv(total_k if kind is KEY_TILES else total_q, 128) + len(queries) + 1
     arguments = {
         "CuQ": cu_q, "CuK": cu_k, "KeyStarts": None, "KeyLengths": None, "Offsets": None, "offset": 0, "M": total_q,
-        "N": total_k, "sequences": len(queries) + 1, "pitch": total_q, "KIND": kind.value, "PADDED": kind is KEY_TILES,
+        "N": total_k, "sequences": len(queries) + 1, "row_slots": 0, "pitch": total_q,
+        "KIND": kind.value, "PADDED": kind is KEY_TILES,
         "VARLEN": True, "OFFSET": END_OFFSET.value, "HAS_STARTS": False, "HAS_LENGTHS": False,
     }  # fmt: skip
     return make_records(arguments, torch.device("cpu"), tiles, HEADS, programs, causal)
@@ -129,7 +130,8 @@ def test_records_of_padded_rows_move_positions_to_the_first_real_key():
     starts, lengths, own = torch.tensor([0, 30, 90]), torch.tensor([100, 60, 50]), torch.tensor([4, -2, 7])
     arguments = {
         "CuQ": None, "CuK": None, "KeyStarts": starts, "KeyLengths": lengths, "Offsets": own, "offset": 0, "M": 200,
-        "N": 100, "sequences": 3, "pitch": 200, "KIND": QUERY_TILES.value, "PADDED": False, "VARLEN": False,
+        "N": 100, "sequences": 3, "row_slots": 8, "pitch": 200,
+        "KIND": QUERY_TILES.value, "PADDED": False, "VARLEN": False,
         "OFFSET": OWN_OFFSET.value, "HAS_STARTS": True, "HAS_LENGTHS": True,
     }  # fmt: skip
     records = make_records(arguments, torch.device("cpu"), 6, HEADS, 18, False).view(-1, 16)
@@ -137,6 +139,7 @@ def test_records_of_padded_rows_move_positions_to_the_first_real_key():
     assert len(records) == 2 * 3 * HEADS
     for row, (keys, shift) in enumerate([(100, 4), (60, -32), (10, -83)]):  # the last row's keys end with the tensor
         of_row = records[records[:, 9] == row * HEADS * 200]
+        assert set(of_row[:, 10].tolist()) == {8 * row, 8 * row + 1}
         assert len(of_row) == 2 * HEADS
         assert of_row[:, 6:9].unique(dim=0).tolist() == [[200, keys, shift]]
         assert set((of_row[:, 2] + of_row[:, 3] - BEYOND.value).tolist()) == {200 * row}

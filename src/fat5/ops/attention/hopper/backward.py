@@ -30,6 +30,7 @@ from fat5.ops.attention.hopper.tile import (
     table_ends,
 )
 
+
 @gluon.jit
 def own_copy(x, zero, KEEP: gl.constexpr):
     """Return x OR a zero that the compiler can't see.
@@ -108,8 +109,8 @@ def key_producer(
 @gluon.jit
 def key_consumer(
     shared, c: gl.constexpr, NB: gl.constexpr, BM: gl.constexpr, D: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr,
-    BIAS: gl.constexpr, TABLE_GRAD: gl.constexpr, ONE_PASS: gl.constexpr, ADD_NEAR: gl.constexpr, GROUP: gl.constexpr, PHASED: gl.constexpr, RAGGED: gl.constexpr,
-    TAILS: gl.constexpr,
+    BIAS: gl.constexpr, TABLE_GRAD: gl.constexpr, ONE_PASS: gl.constexpr, ADD_NEAR: gl.constexpr,
+    GROUP: gl.constexpr, PHASED: gl.constexpr, RAGGED: gl.constexpr, TAILS: gl.constexpr,
 ):  # fmt: skip
     """64 keys against the queries, transposed: S^T = K Q^T, so P^T and dS^T stay in registers as operands."""
     (
@@ -274,8 +275,9 @@ def backward_kernel(
     q_desc, k_desc, half_desc, v_desc, do_desc, dk_desc, dv_desc, sum_desc, near_desc, Table, Far, LSE, Delta, factor,
     scale, span, Schedule, tiles, blocks, H, M, N, shift, pitch, slots, turns,
     NB: gl.constexpr, BM: gl.constexpr, D: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr, BIAS: gl.constexpr,
-    TABLE_GRAD: gl.constexpr, ONE_PASS: gl.constexpr, ADD_NEAR: gl.constexpr, GROUP: gl.constexpr, PHASED: gl.constexpr, RAGGED: gl.constexpr, TAILS: gl.constexpr,
-    CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    TABLE_GRAD: gl.constexpr, ONE_PASS: gl.constexpr, ADD_NEAR: gl.constexpr, GROUP: gl.constexpr,
+    PHASED: gl.constexpr, RAGGED: gl.constexpr, TAILS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
+    PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Persistent: each program takes its tiles, 128 keys of one head over all their queries, from the schedule.
 
@@ -310,8 +312,14 @@ def backward_kernel(
     )  # fmt: skip
     gl.warp_specialize(
         [
-            (key_consumer, (shared, 0, NB, BM, D, R, CAUSAL, BIAS, TABLE_GRAD, ONE_PASS, ADD_NEAR, GROUP, PHASED, RAGGED, TAILS)),
-            (key_consumer, (shared, 1, NB, BM, D, R, CAUSAL, BIAS, TABLE_GRAD, ONE_PASS, ADD_NEAR, GROUP, PHASED, RAGGED, TAILS)),
+            (
+                key_consumer,
+                (shared, 0, NB, BM, D, R, CAUSAL, BIAS, TABLE_GRAD, ONE_PASS, ADD_NEAR, GROUP, PHASED, RAGGED, TAILS),
+            ),
+            (
+                key_consumer,
+                (shared, 1, NB, BM, D, R, CAUSAL, BIAS, TABLE_GRAD, ONE_PASS, ADD_NEAR, GROUP, PHASED, RAGGED, TAILS),
+            ),
             (key_producer, (loads, NB, BM, D, CAUSAL, ONE_PASS, RAGGED)),
         ],
         [4, 1],

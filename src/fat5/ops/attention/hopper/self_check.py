@@ -79,7 +79,8 @@ def small_problem(configuration: Configuration, device: torch.device) -> Problem
     """Return a problem that a configuration serves, with far and near tiles, several tiles a program, and NaN around
     it.
 
-    Packed where the configuration is ragged: with an empty document, one of a single token, and unused rows.
+    Packed where the configuration is ragged: with an empty document, one of a single token, and unused rows. Padded on
+    both sides where its rows stand apart.
     """
     generator = torch.Generator(device).manual_seed(0)
 
@@ -88,31 +89,39 @@ def small_problem(configuration: Configuration, device: torch.device) -> Problem
 
     length = max(_SHORTEST, 128 * triton.cdiv(2 * configuration.radius + 300, 128)) - 39 * configuration.tails
     dim = configuration.head_dim
+    packed = configuration.ragged and not configuration.phased
 
     def tokens() -> Tensor:
         room = torch.full((2, length + 128, _HEADS, dim), torch.nan, device=device, dtype=configuration.dtype)
         room[:, :length] = draw(2, length, _HEADS, dim)
-        return room[0] if configuration.ragged else room[:, :length]
+        # Padded rows have to lie evenly apart, so those have no room around them.
+        return room[0] if packed else room[:, :length].contiguous() if configuration.phased else room[:, :length]
 
-    offsets = None
-    if configuration.ragged:
-        ends = [0, 131, 132, 132, length, length]
-        offsets = torch.tensor(ends, dtype=torch.int32).to(device)
+    def on_device(*values: int) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32).to(device)
+
+    q, k, v = tokens(), tokens(), tokens()
+    offsets = on_device(0, 131, 132, 132, length, length) if packed else None
+    starts = lengths = None
+    if configuration.phased:
+        starts, lengths = on_device(37, 64), on_device(length - 137, length - 70)
+        for x in (k, v):
+            x[0, :37] = x[0, -100:] = x[1, :64] = x[1, -6:] = torch.nan
     bias, kind = None, "none"
     if configuration.radius == EVERYWHERE:
         bias, kind = draw(_HEADS).abs() / 8, "alibi"
     elif configuration.bias:
         bias, kind = draw(_HEADS, 2 * configuration.radius + 1), "distance"
     return Problem(
-        q=tokens(),
-        k=tokens(),
-        v=tokens(),
+        q=q,
+        k=k,
+        v=v,
         bias=bias,
         bias_kind=kind,
-        offset=None if configuration.ragged else 0,
+        offset=None if packed else 0,
         offsets=None,
-        key_starts=None,
-        key_lengths=None,
+        key_starts=starts,
+        key_lengths=lengths,
         cu_seqlens_q=offsets,
         cu_seqlens_k=offsets,
         softmax_scale=dim**-0.5,
@@ -136,3 +145,5 @@ def all_configurations() -> Iterator[Configuration]:
                 yield Configuration("backward", *fixed, one_pass=one_pass)
                 if radius > 1:
                     yield Configuration("backward", *fixed, one_pass=one_pass, table_grad=True)
+                if radius > 1 and ragged:
+                    yield Configuration("backward", *fixed, one_pass=one_pass, table_grad=True, phased=True)

@@ -28,8 +28,8 @@ def diagonal_kernel(
 
     Near is [sets, heads, offsets, 64, 64]. A set is a block of 64 keys, or a group of them; `offset` is the distance
     between key block and query block in blocks. Where not all are WRITTEN, sets are key blocks, `blocks` a row, and a
-    tile exists where its query block does. BY_ROW a share is a row's `row_sets` sets. Parts is [shares, heads, offsets, 128]:
-    distances 64 * offset - 64 and on, and the row's phase more.
+    tile exists where its query block does. BY_ROW a share is a row's `row_sets` sets. Parts is [shares, heads,
+    offsets, 128]: distances 64 * offset - 64 and on, and the row's phase more.
     """
     place, share, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     lanes = tl.arange(0, 64)
@@ -74,7 +74,7 @@ def table_kernel(
     WIDTH: tl.constexpr,
     PHASED: tl.constexpr,
 ):
-    """One program: the gradient [2R + 1] of one head. Far is [2, far_blocks, heads]: sums left and right of the band."""
+    """One program: the gradient [2R + 1] of one head. Far is [2, far_blocks, heads]: sums left and right of it."""
     head = tl.program_id(0)
     lanes = tl.arange(0, WIDTH)
     distance = lanes - RADIUS
