@@ -343,3 +343,21 @@ def test_compile_gate():
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert " 0 failed" in done.stdout
+
+
+@pytest.mark.skipif(cuda, reason="test_attention_kernels.py does it on the device")
+def test_opcheck_and_torch_compile_see_one_opaque_operation(monkeypatch):
+    leaves = [torch.randn(2, n, 2, 16, requires_grad=True) for n in (17, 20, 20)]
+    table = torch.randn(2, 9, requires_grad=True)
+    nothing = [None] * 5
+    arguments = (*leaves, table, "distance", 3, *nothing, 0.5, True, 0.0, None)
+    torch.library.opcheck(
+        backends.hopper_attention,
+        arguments,
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"),
+    )
+    monkeypatch.setitem(backends._reasons, "hopper", None)
+    compiled = torch.compile(
+        lambda q, k, v: flash_attention(q, k, v, causal=True, backend="hopper"), fullgraph=True, backend="aot_eager"
+    )
+    torch.testing.assert_close(compiled(*leaves), flash_attention(*leaves, causal=True, backend="triton"))
