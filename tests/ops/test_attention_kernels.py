@@ -41,8 +41,10 @@ def available(backend):
 def reproducible(backend):
     """Ask for equal bits where a backend gives them only when asked."""
     torch.use_deterministic_algorithms(backend == "hopper", warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def make_bias(kind: str, leaf: Tensor, causal: bool):
