@@ -46,6 +46,7 @@ def packed(**changes):
 
 
 ROWS = torch.tensor([1, 2])
+MANY = dict.fromkeys("qkv", torch.empty(2**15, 16, 3, 64, dtype=torch.bfloat16, device="meta"))
 
 
 @pytest.mark.parametrize(
@@ -63,6 +64,7 @@ ROWS = torch.tensor([1, 2])
         ({"v": torch.zeros(2, 128, 64, 3, dtype=torch.bfloat16).transpose(2, 3)}, "neighbouring elements"),
         ({"v": torch.zeros(2, 128, 1, 64, dtype=torch.bfloat16).expand(2, 128, 3, 64)}, "v has"),
         ({"k": torch.zeros(2, 200, 3, 64, dtype=torch.bfloat16)[:, :128], "key_lengths": ROWS}, "evenly apart"),
+        ({"q": torch.empty(2, 2**29, 3, 64, dtype=torch.bfloat16, device="meta")}, "32-bit indices"),
     ],
 )
 def test_what_the_kernels_refuse_has_a_reason(changes, reason):
@@ -81,6 +83,7 @@ def test_rows_of_a_longer_buffer_are_taken_where_no_padding_is_told():
         (problem(keys=140), "multiple of 64 apart"),
         (packed(cu_seqlens_k=torch.tensor([0, 60, 128], dtype=torch.int32)), "between different documents"),
         (packed(offsets=ROWS), "packed documents and query offsets"),
+        (problem(queries=16, keys=16, bias=torch.zeros(3, 2 * 1024 + 1), **MANY), "near tiles of"),
     ],
 )
 def test_what_the_backward_refuses_has_a_reason(asked, reason):

@@ -41,7 +41,8 @@ def refused(problem: Problem) -> str | None:
         return f"{problem.num_queries} queries are a step of decoding, for which they launch more than one kernel"
     if problem.packed and problem.cu_seqlens_q is not None and problem.cu_seqlens_q.shape[0] < 2:
         return "there is no document"
-    rows = max(problem.num_queries, problem.num_keys) + 256
+    documents = 0 if problem.cu_seqlens_q is None else problem.cu_seqlens_q.shape[0]
+    rows = max(problem.num_queries, problem.num_keys) + 256 + 128 * documents  # each may end inside a tile
     if problem.batch * problem.heads * rows > _LARGEST_INDEX or problem.batch * rows > _LARGEST_ROWS:
         return f"{problem.batch} x {problem.heads} x {rows} rows do not fit their 32-bit indices"
     for name, x in (("q", problem.q), ("k", problem.k), ("v", problem.v)):
@@ -64,6 +65,10 @@ def backward_refused(problem: Problem, grad_out: Tensor, bias_grad: bool) -> str
         return "they have no gradient of a table between different documents"
     if not is_ragged(problem) and (problem.offset or 0) % 64:
         return "they have no gradient of a table where queries and keys are not a multiple of 64 apart, but for padding"
+    documents = 0 if problem.cu_seqlens_q is None else problem.cu_seqlens_q.shape[0]
+    blocks = 2 * problem.batch * (problem.num_keys // 128 + 8 + documents)
+    if 64 * blocks * problem.heads * (2 * radius_of(problem) // 64 + 4) > _LARGEST_INDEX:
+        return f"the near tiles of {blocks} blocks of keys do not fit their 32-bit indices"
     return None
 
 
