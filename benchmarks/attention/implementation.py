@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +27,7 @@ class Run:
         bias_gradient: Brings the gradient of the last leaf to what `reference.Answer` has, for some heads; None where
             the bias takes no gradient.
         held: Tensors beyond q, k, v and the table that it holds, such as a materialised bias.
+        context: Entered around each backward.
     """
 
     forward: Callable[[], Tensor]
@@ -34,6 +36,7 @@ class Run:
     standard: Callable[[Tensor], Tensor]
     bias_gradient: BiasGradient | None = None
     held: tuple[Tensor, ...] = ()
+    context: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -23,13 +26,31 @@ def relative_bias(table: Tensor, workload: Workload) -> RelativeBias:
     return RelativeBias(table, bidirectional=not workload.causal, max_distance=MAX_DISTANCE)
 
 
-def fat5(backend: str, *, packed: bool = False, by_distance: bool = False) -> Implementation:
+@contextlib.contextmanager
+def equal_bits() -> Iterator[None]:
+    """Ask PyTorch for deterministic algorithms, without its filling of new memory, which is for finding faults."""
+    fill, torch.utils.deterministic.fill_uninitialized_memory = (
+        torch.utils.deterministic.fill_uninitialized_memory,
+        False,
+    )
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = fill
+
+
+def fat5(
+    backend: str, *, packed: bool = False, by_distance: bool = False, deterministic: bool = False
+) -> Implementation:
     """Make one of FAT5's backends: the public function with its own layout [B, L, H, D].
 
     Args:
         backend: Name of the backend.
         packed: Leave the padding out and pass `cu_seqlens`; otherwise padding is passed as `key_lengths`.
         by_distance: Pass the table expanded by distance, as the layers of a stack get it that share one.
+        deterministic: Run the backward under `torch.use_deterministic_algorithms`.
     """
 
     def unavailable(workload: Workload, device: torch.device) -> str | None:
@@ -80,7 +101,9 @@ def fat5(backend: str, *, packed: bool = False, by_distance: bool = False) -> Im
             standard=standard,
             bias_gradient=gradient,
             held=held,
+            context=equal_bits if deterministic else contextlib.nullcontext,
         )
 
-    name = f"fat5-{backend}{'-packed' if packed else ''}{'-shared' if by_distance else ''}"
+    flags = {"packed": packed, "shared": by_distance, "deterministic": deterministic}
+    name = "-".join(["fat5", backend, *(flag for flag, on in flags.items() if on)])
     return Implementation(name, prepare, has_bias=True, unavailable=unavailable, own=True)

@@ -100,7 +100,8 @@ def claims(rows: Rows) -> list[Claim]:
     for row in rows:
         by_table.setdefault(row["table"], []).append(row)
     found = [*_shape_claims(by_table.get("must-reach", [])), *_dense_claims(by_table.get("dense", []))]
-    return [*found, *_packed_claims(by_table.get("packed", [])), *_memory_claims(by_table.get("memory", []))]
+    found += [*_packed_claims(by_table.get("packed", [])), *_documents_claims(by_table.get("documents", []))]
+    return [*found, *_memory_claims(by_table.get("memory", []))]
 
 
 def _place(row: Mapping[str, Any]) -> Place:
@@ -137,6 +138,9 @@ def _shape_claims(rows: Rows) -> Iterator[Claim]:
     for place, implementations in group(rows).items():
         for name, phases in _own(implementations):
             goals = _goals(name, place)
+            if name.endswith("-deterministic") and _goals(name.removesuffix("-deterministic"), place):
+                text = f"{name} backward, {_shape(place)}, over {YARDSTICK}"
+                yield Claim(text, phases["backward"]["ratio"], targets.DETERMINISTIC_BACKWARD, at_most=True)
             for phase, goal in zip(("forward", "backward"), goals or (), strict=False):
                 text = f"{name} {phase}, {_shape(place)}, over {YARDSTICK}"
                 yield Claim(text, phases[phase]["ratio"], goal, at_most=True)
@@ -163,6 +167,24 @@ def _packed_claims(rows: Rows) -> Iterator[Claim]:
                 speed_up = slower / sum(row["p50_ms"] for row in phases.values())
                 text = f"{name} forward + backward, {_shape(place)}, faster than padded {MATERIALISED}"
                 yield Claim(text, speed_up, targets.PACKED_SPEED_UP)
+
+
+def _documents_claims(rows: Rows) -> Iterator[Claim]:
+    """Compare each packed implementation with itself on rows without padding, at the same head dimension and mask."""
+    rates: dict[Place, float] = {}
+    for place, implementations in group(rows).items():
+        dtype, _, heads, length, head_dim, mask, _ = place
+        for name, phases in _own(implementations):
+            for phase, row in phases.items():
+                rates[name, phase, dtype, heads, length, head_dim, mask] = row["tflops"]
+    for (name, phase, *rest), rate in rates.items():
+        plain = rates.get((name.removesuffix("-packed"), phase, *rest))
+        if name.endswith("-packed") and plain is not None:
+            dtype, _, _, head_dim, mask = rest
+            text = (
+                f"{name} {phase}, documents of 100 to 1,024 tokens, {dtype} D{head_dim} {mask}, TFLOP/s over rows alone"
+            )
+            yield Claim(text, rate / plain, targets.DOCUMENTS_SHARE)
 
 
 def _peaks(rows: Rows) -> dict[str, dict[int, float]]:

@@ -63,7 +63,7 @@ class Stage:
 
         def backward() -> Any:
             out = run.forward()
-            return lambda: torch.autograd.grad(out, run.leaves, run.grad_out, retain_graph=True)
+            return lambda: gradients(run, out, retain_graph=True)
 
         def figures() -> dict[str, Any]:
             own = {"bit_equal": bit_equal(run)} if implementation.own and timed else {}
@@ -90,9 +90,10 @@ class Stage:
         return Answer(torch.where(real, out, 0), *parts, grad_bias)
 
 
-def gradients(run: Run, out: Tensor) -> tuple[Tensor, ...]:
+def gradients(run: Run, out: Tensor, *, retain_graph: bool = False) -> tuple[Tensor, ...]:
     """Return the gradients of the leaves."""
-    return torch.autograd.grad(out, run.leaves, run.grad_out)
+    with run.context():
+        return torch.autograd.grad(out, run.leaves, run.grad_out, retain_graph=retain_graph)
 
 
 def bit_equal(run: Run) -> bool:

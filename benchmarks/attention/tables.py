@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -11,7 +12,7 @@ from benchmarks.attention.catalogue import YARDSTICK
 from benchmarks.attention.implementation import Implementation
 from benchmarks.attention.own import fat5
 from benchmarks.attention.stage import Stage
-from benchmarks.attention.workload import Workload, half_padding
+from benchmarks.attention.workload import Workload, half_padding, uniform_documents
 from benchmarks.session import Session
 
 Rows = list[dict[str, Any]]
@@ -77,7 +78,9 @@ def must_reach(session: Session, options: Options) -> Rows:
 def sweep(session: Session, options: Options) -> Rows:
     """Lengths at a constant number of tokens, without FlexAttention."""
     implementations = [
-        x for x in options.implementations if options.chosen or (x.name != FLEX and not x.name.endswith("-shared"))
+        x
+        for x in options.implementations
+        if options.chosen or (x.name != FLEX and not x.name.endswith(("-shared", "-deterministic")))
     ]
     workloads = options.workloads(lengths=_SWEEP_LENGTHS)
     return _measure(session, "sweep", workloads, implementations, YARDSTICK)
@@ -92,7 +95,9 @@ def memory(session: Session, options: Options) -> Rows:
 
 def dense(session: Session, options: Options) -> Rows:
     """A dense bias with its gradient, shared by the batch or one for each row."""
-    implementations = _own_and(options, MATERIALISED, "eager-bias")
+    implementations = [
+        x for x in _own_and(options, MATERIALISED, "eager-bias") if not x.name.endswith("-deterministic")
+    ]
     plain = options.workloads(lengths=(1024,), masks=("full",))
     workloads = (
         Workload(w.batch, w.heads, w.length, w.head_dim, w.causal, w.dtype, dense_bias=rows)
@@ -104,7 +109,7 @@ def dense(session: Session, options: Options) -> Rows:
 
 def packed(session: Session, options: Options) -> Rows:
     """A batch half of which is padding: packed, padded, and in SDPA with bias and mask in one tensor."""
-    padded = _own_and(options, MATERIALISED, "eager-bias")
+    padded = [x for x in _own_and(options, MATERIALISED, "eager-bias") if not x.name.endswith("-deterministic")]
     backends = [x.name.removeprefix("fat5-") for x in padded if x.own]
     implementations = [*padded, *(fat5(backend, packed=True) for backend in backends)]
     plain = options.workloads(lengths=(1024,), head_dims=(64,), masks=("full",))
@@ -115,12 +120,27 @@ def packed(session: Session, options: Options) -> Rows:
     return _measure(session, "packed", workloads, implementations, MATERIALISED)
 
 
+def documents(session: Session, options: Options) -> Rows:
+    """Packed documents of 100 to 1,024 tokens, beside rows of 1,024 with about as many pairs of tokens."""
+    alone = [x for x in _own_and(options, YARDSTICK) if not x.name.endswith("-deterministic")]
+    side_by_side = [fat5(x.name.removeprefix("fat5-"), packed=True) for x in alone if x.own]
+    rows: Rows = []
+    for plain in options.workloads(lengths=(1024,), head_dims=(64,)):
+        lengths = uniform_documents(plain.batch * plain.length, min(100, plain.length), plain.length)
+        equal = max(1, round(sum(n * n for n in lengths) / plain.length**2))
+        rows += _measure(session, "documents", [dataclasses.replace(plain, batch=equal)], alone, YARDSTICK)
+        packed_rows = dataclasses.replace(plain, batch=len(lengths), documents=lengths)
+        rows += _measure(session, "documents", [packed_rows], side_by_side, YARDSTICK)
+    return rows
+
+
 TABLES: dict[str, Callable[[Session, Options], Rows]] = {
     "must-reach": must_reach,
     "sweep": sweep,
     "memory": memory,
     "dense": dense,
     "packed": packed,
+    "documents": documents,
 }
 
 

@@ -26,6 +26,12 @@ RATIOS: dict[str, dict[tuple[int, int, str], tuple[float, float]]] = {
 }
 """Forward and backward at most this many times the yardstick, by (length, head_dim, mask); B * L = 16,384, 12 heads."""
 
+DETERMINISTIC_BACKWARD = 1.35
+"""The Hopper kernels' deterministic backward at most this many times the yardstick, at each of those shapes."""
+
+DOCUMENTS_SHARE = 0.8
+"""Packed documents of 100 to 1,024 tokens at least this share of the TFLOP/s at L = 1,024 without padding."""
+
 SPEED_UP_OVER_MATERIALISED = (3.6, 3.2)
 """Forward and backward at least so much faster than SDPA with a materialised bias, L = 1,024, D = 64."""
 

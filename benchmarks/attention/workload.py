@@ -135,3 +135,14 @@ def half_padding(batch: int, length: int, seed: int = 0) -> tuple[int, ...]:
     lengths = [n for half in halves for n in (half, length - half)]
     draw.shuffle(lengths)
     return tuple(lengths)
+
+
+def uniform_documents(tokens: int, shortest: int, longest: int, seed: int = 0) -> tuple[int, ...]:
+    """Return lengths drawn evenly from `shortest` to `longest`, of at most `tokens` tokens together."""
+    draw = random.Random(seed)
+    lengths: list[int] = []
+    while True:
+        length = draw.randint(shortest, longest)
+        if lengths and sum(lengths) + length > tokens:
+            return tuple(lengths)
+        lengths.append(length)

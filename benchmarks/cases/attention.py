@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "attention with T5's learned bias and its gradient, beside SDPA, cuDNN, FlashAttention-2 and FlexAttention"
 
-_TABLES = ("must-reach", "sweep", "memory", "dense", "packed")
+_TABLES = ("must-reach", "sweep", "memory", "dense", "packed", "documents")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -53,6 +53,7 @@ def run(arguments: Namespace, session: Session) -> None:
         "memory": report.show_memory,
         "dense": lambda rows: report.show_times(rows, compare_with=MATERIALISED),
         "packed": lambda rows: report.show_times(rows, compare_with=MATERIALISED),
+        "documents": lambda rows: report.show_times(rows, compare_with=YARDSTICK),
     }
     measured = {name: TABLES[name](session, options) for name in names}
     rows = [row for part in measured.values() for row in part]

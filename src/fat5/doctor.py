@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 from fat5.ops import flash_attention
 from fat5.ops.attention.backends import BACKENDS
@@ -105,7 +106,28 @@ def _backends() -> list[Check]:
         gpu = torch.cuda.is_available()
         for device in ["cpu", "cuda"] if name == "torch" and gpu else ["cuda" if gpu else "cpu"]:
             checks.append(_self_check(name, device))
+        if name == "hopper":
+            checks += _hopper_kernels(torch.device("cuda", torch.cuda.current_device()))
     return checks
+
+
+def _hopper_kernels(device: torch.device) -> list[Check]:
+    """Compare every configuration of the Hopper kernels with the portable ones, which take over where one differs."""
+    from fat5.ops.attention.hopper.dispatch import examine
+    from fat5.ops.attention.hopper.self_check import all_configurations
+
+    configurations = list(all_configurations())
+    wrong = {}
+    for configuration in tqdm(configurations, desc="comparing the Hopper kernels", unit="kernel", disable=None):
+        reason = examine(configuration, device)
+        if reason is not None:
+            wrong[configuration] = reason
+    agreeing = len(configurations) - len(wrong)
+    detail = f"{agreeing} of {len(configurations)} configurations agree with the portable kernels"
+    lines = [
+        f"not used, the portable kernels take over: {configuration}: {wrong[configuration]}" for configuration in wrong
+    ]
+    return [Check("attention backends", "hopper kernels", line) for line in (detail, *lines)]
 
 
 def _self_check(backend: str, device: str) -> Check:

@@ -15,7 +15,7 @@ from benchmarks.attention.gate import Gate, poisoned_memory
 from benchmarks.attention.implementation import Implementation, Run
 from benchmarks.attention.reference import attention_answer
 from benchmarks.attention.stage import Stage
-from benchmarks.attention.workload import Inputs, Workload, half_padding
+from benchmarks.attention.workload import Inputs, Workload, half_padding, uniform_documents
 from benchmarks.command_line import main
 from benchmarks.results import read_rows
 from benchmarks.subject import GateError
@@ -185,15 +185,23 @@ def test_half_of_a_padded_batch_is_padding():
     assert lengths == half_padding(16, 1024)
 
 
+def test_documents_fill_the_batch_evenly():
+    lengths = uniform_documents(16_384, 100, 1024)
+    assert 16_384 - 1024 < sum(lengths) <= 16_384
+    assert 100 <= min(lengths) < 250
+    assert 900 < max(lengths) <= 1024
+    assert lengths == uniform_documents(16_384, 100, 1024)
+
+
 def test_run_of_the_whole_case(tmp_path, capsys):
     sizes = ["--lengths", "32", "--tokens", "64", "--heads", "2", "--head-dims", "16", "--dtype", "fp32"]
     names = ["--implementations", "eager-bias", "fat5-torch", "cudnn"]
     assert main(["attention", *sizes, *names, "--quick", "--results", str(tmp_path)]) == 0
-    tables = ["--shapes", "sweep", "memory", "dense", "packed"]
+    tables = ["--shapes", "sweep", "memory", "dense", "packed", "documents"]
     assert main(["attention", *sizes, *names, *tables, "--quick", "--masks", "full", "--results", str(tmp_path)]) == 0
     rows = read_rows(tmp_path / "attention.csv")
     fine = [row for row in rows if row["status"] == "ok" and row["table"] != "memory"]
-    assert {row["table"] for row in fine} == {"must-reach", "sweep", "dense", "packed"}
+    assert {row["table"] for row in fine} == {"must-reach", "sweep", "dense", "packed", "documents"}
     assert {row["phase"] for row in fine} == {"forward", "backward"}
     assert {row["implementation"] for row in fine} == {"eager-bias", "fat5-torch", "fat5-torch-packed"}
     assert {row["bit_equal"] for row in fine if row["implementation"].startswith("fat5")} == {"True"}
@@ -228,12 +236,17 @@ def test_claims_compare_with_the_figures_to_reach():
         rows += [row(name, phase, table="packed", p50_ms=milliseconds) for phase in both]
     for name, milliseconds in (("sdpa-bias", 3.0), ("fat5-triton", 1.4)):
         rows += [row(name, phase, table="dense", bias="dense [1, H, L, L]", p50_ms=milliseconds) for phase in both]
+    rows += [row("fat5-hopper-deterministic", phase, table="must-reach", p50_ms=1.0, ratio=1.4) for phase in both]
+    for name, batch, rate in (("fat5-hopper", 10, 100.0), ("fat5-hopper-packed", 29, 85.0)):
+        rows += [row(name, phase, table="documents", batch=batch, tflops=rate) for phase in both]
     verdicts = [str(claim).split("  ", 1)[0].strip() + " " + f"{claim.measured:.3g}" for claim in report.claims(rows)]
     assert verdicts == [
         "MISSED 1.3", "met 1.3",  # the ratio to cuDNN, forward and backward
         "met 4", "met 4",  # the speed-up over the materialised bias
+        "MISSED 1.4",  # the deterministic backward
         "MISSED 2.14", "met 2.14",  # dense
         "met 3",  # packed
+        "met 0.85", "met 0.85",  # documents, forward and backward
         "MISSED 1.2", "met 1",  # memory beside cuDNN's, and its growth
     ]  # fmt: skip
 

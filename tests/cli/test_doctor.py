@@ -79,6 +79,18 @@ def test_a_backend_that_is_not_there_is_no_fault(monkeypatch):
     assert report.healthy
 
 
+def test_hopper_kernels_that_differ_are_named_and_no_fault(monkeypatch):
+    pytest.importorskip("triton")
+    from fat5.ops.attention.hopper import dispatch
+
+    monkeypatch.setattr(dispatch, "examine", lambda c, device: "its dq differs" if c.head_dim == 128 else None)
+    first, *others = doctor._hopper_kernels(torch.device("cpu"))
+    assert "configurations agree" in first.detail
+    assert all("the portable kernels take over: " in c.detail and "D128" in c.detail for c in others)
+    assert {c.ok for c in (first, *others)} == {None}
+    assert int(first.detail.split()[0]) + len(others) == int(first.detail.split()[2])
+
+
 def test_a_missing_package_is_a_fault(monkeypatch):
     monkeypatch.setattr(doctor, "_NEEDED", (*doctor._NEEDED, "a-package-nobody-made"))
     report = doctor.examine()

@@ -12,6 +12,7 @@ from torch import Tensor
 from fat5.errors import nearest
 from fat5.ops.attention import torch_backend
 from fat5.ops.attention.custom_ops import define_ops
+from fat5.ops.attention.hopper.support import takes_tensors
 
 MIN_CAPABILITY = (8, 0)
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
@@ -24,10 +25,12 @@ if importlib.util.find_spec("triton") is not None:
     import triton
 
     from fat5.ops.attention import launch
+    from fat5.ops.attention.hopper import dispatch as hopper
 
     _INTERPRETED = bool(triton.knobs.runtime.interpret)
     triton_attention, triton_attention_backward = define_ops("triton", launch.run_forward, launch.run_backward)
-    _OPS["triton"] = triton_attention
+    hopper_attention, hopper_attention_backward = define_ops("hopper", hopper.run_forward, hopper.run_backward)
+    _OPS |= {"triton": triton_attention, "hopper": hopper_attention}
 
 
 def _torch_unavailable() -> str | None:
@@ -48,8 +51,24 @@ def _triton_unavailable() -> str | None:
     return None
 
 
-BACKENDS: dict[str, Callable[[], str | None]] = {"torch": _torch_unavailable, "triton": _triton_unavailable}
-"""Backends by name, each with a function that returns None where the backend works, else the reason why not."""
+def _hopper_unavailable() -> str | None:
+    reason = _triton_unavailable()
+    if reason is not None:
+        return reason
+    if _INTERPRETED:
+        return "its language, Gluon, has no interpreter"
+    return hopper.unavailable()
+
+
+BACKENDS: dict[str, Callable[[], str | None]] = {
+    "torch": _torch_unavailable,
+    "triton": _triton_unavailable,
+    "hopper": _hopper_unavailable,
+}
+"""Backends by name, each with a function that returns None where the backend works, else the reason why not.
+
+`hopper` has kernels for some inputs, and runs the kernels of `triton` for all others.
+"""
 
 
 def _triton_refuses(q: Tensor) -> str | None:
@@ -72,8 +91,10 @@ def choose_backend(name: str, q: Tensor) -> Any:
     if name == "torch":
         return _OPS["torch"]
     if name == "auto":
-        takes = q.is_cuda and _cached_reason("triton") is None and _triton_refuses(q) is None
-        return _OPS["triton" if takes else "torch"]
+        if not q.is_cuda or _cached_reason("triton") is not None or _triton_refuses(q) is not None:
+            return _OPS["torch"]
+        faster = _cached_reason("hopper") is None and takes_tensors(q)
+        return _OPS["hopper" if faster else "triton"]
     if name not in BACKENDS:
         raise ValueError(f"got backend={name!r}; expected 'auto' or one of {sorted(BACKENDS)}{nearest(name, BACKENDS)}")
     reason = _cached_reason(name) or _triton_refuses(q)

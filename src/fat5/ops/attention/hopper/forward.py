@@ -1,0 +1,239 @@
+"""The forward kernel: one warp loads, two or three warpgroups of 64 queries each multiply."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from fat5.ops.attention.hopper.interface import group_barrier
+from fat5.ops.attention.hopper.tile import (
+    accumulator,
+    add_bias,
+    barriers,
+    key_tiles,
+    load_tile,
+    next_tile,
+    shared_layout,
+    store_tile,
+    table_ends,
+)
+
+_HIDDEN = gl.constexpr(-1e30)  # finite: a row of hidden keys alone sums to 0, without NaN
+
+
+@gluon.jit
+def softmax_step(
+    s, peak, total, factor, table, n0, corner, keys, span, left, right,
+    R: gl.constexpr, BN: gl.constexpr, BIAS: gl.constexpr, TAILS: gl.constexpr, SL: gl.constexpr,
+):  # fmt: skip
+    """Return a tile's weights, the new row maxima and sums, and the factor of what was summed before.
+
+    The table is divided by the scale, so that a near tile costs one addition an element and a far tile nothing: its
+    constant goes into the row maximum. `corner` is the distance between the tile's first key and its first query.
+    """
+    constant = 0.0
+    if BIAS:
+        if R < 0:
+            s = add_bias(s, table, corner + span, BN, SL)
+        elif (corner + BN - 1 > -R) & (corner - 63 < R):
+            s = add_bias(s, table, corner + R + BN + 64, BN, SL)
+        else:
+            constant = gl.where(corner < 0, left, right)
+    if TAILS:
+        if n0 + BN > keys:
+            columns = gl.arange(0, BN, layout=gl.SliceLayout(0, SL))
+            s = gl.where((columns < keys - n0)[None, :], s, -float("inf"))
+    new_peak = gl.maximum(peak, gl.max(s, 1) * factor + constant)
+    p = gl.exp2(s * factor - (new_peak - constant)[:, None])
+    decay = gl.exp2(peak - new_peak)
+    return p, new_peak, total * decay + gl.sum(p, 1), decay
+
+
+@gluon.jit
+def forward_producer(
+    loads, NC: gl.constexpr, NQ: gl.constexpr, NB: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
+    CAUSAL: gl.constexpr, RAGGED: gl.constexpr,
+):  # fmt: skip
+    """Load queries, keys and values as their buffers fall empty. `loaded` counts tiles of keys, `done` tiles of
+    work."""
+    q_desc, k_desc, v_desc, sq, sk, sv, q_full, q_empty, k_full, v_full, k_empty, v_empty, work, turns = loads
+    loaded = 0
+    done = 0
+    for turn in range(turns):
+        there, head, first, qy, qx, ky, kx, queries, keys, shift, rows, slot = next_tile(
+            turn, work, NC * 64, CAUSAL, RAGGED
+        )
+        if there:
+            for i in range(key_tiles(first, keys, shift, NC * 64, BN, CAUSAL)):
+                stage = loaded % NB
+                phase = ((loaded // NB) & 1) ^ 1
+                mbarrier.wait(k_empty.index(stage), phase)
+                mbarrier.expect(k_full.index(stage), BN * D * 2)
+                load_tile(k_desc, ky, head, kx + i * BN, 0, k_full.index(stage), sk.index(stage), RAGGED)
+                if i == 0:
+                    buffer = done % NQ
+                    mbarrier.wait(q_empty.index(buffer), ((done // NQ) & 1) ^ 1)
+                    mbarrier.expect(q_full.index(buffer), NC * 64 * D * 2)
+                    for c in gl.static_range(NC):
+                        target = sq.index(buffer * NC + c)
+                        load_tile(q_desc, qy, head, qx + first + c * 64, 0, q_full.index(buffer), target, RAGGED)
+                mbarrier.wait(v_empty.index(stage), phase)
+                mbarrier.expect(v_full.index(stage), BN * D * 2)
+                load_tile(v_desc, ky, head, kx + i * BN, 0, v_full.index(stage), sv.index(stage), RAGGED)
+                loaded += 1
+            done += 1
+
+
+@gluon.jit
+def forward_consumer(
+    shared, c: gl.constexpr, NC: gl.constexpr, NQ: gl.constexpr, NB: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
+    R: gl.constexpr, CAUSAL: gl.constexpr, BIAS: gl.constexpr, RAGGED: gl.constexpr, TAILS: gl.constexpr,
+):  # fmt: skip
+    """Attend with 64 queries; the product of the next tile's scores runs beside that of this one's weights."""
+    o_desc, sq, sk, sv, so, q_full, q_empty, k_full, v_full, k_empty, v_empty, Table, LSE, factor, span, work, turns = (
+        shared
+    )
+    E: gl.constexpr = o_desc.dtype
+    SL: gl.constexpr = accumulator(BN)
+    OL: gl.constexpr = accumulator(D)
+    PL: gl.constexpr = gl.DotOperandLayout(0, OL, 2)
+    zeros = gl.zeros([64, BN], gl.float32, layout=SL)
+    so_own = so.index(c)
+    pitch = work[7]
+    width = 2 * span
+    if R >= 0:
+        width = 2 * (R + BN + 64)
+    used = 0
+    done = 0
+    for turn in range(turns):
+        there, head, first, qy, qx, ky, kx, queries, keys, shift, rows, slot = next_tile(
+            turn, work, NC * 64, CAUSAL, RAGGED
+        )
+        if there:
+            q0 = first + c * 64
+            n = key_tiles(first, keys, shift, NC * 64, BN, CAUSAL)
+            buffer = done % NQ
+            mbarrier.wait(q_full.index(buffer), (done // NQ) & 1)
+            if q0 >= queries:  # past the sequence's end: only keep the barriers moving
+                mbarrier.arrive(q_empty.index(buffer), count=1)
+                for _ in range(n):
+                    mbarrier.wait(k_full.index(used % NB), (used // NB) & 1)
+                    mbarrier.arrive(k_empty.index(used % NB), count=1)
+                    mbarrier.wait(v_full.index(used % NB), (used // NB) & 1)
+                    mbarrier.arrive(v_empty.index(used % NB), count=1)
+                    used += 1
+            else:
+                table = Table + head * width
+                left = 0.0
+                right = 0.0
+                if BIAS:
+                    left, right = table_ends(table, factor, width)
+                corner = -(q0 + shift)
+                peak = gl.full([64], _HIDDEN, gl.float32, layout=gl.SliceLayout(1, SL))
+                total = gl.zeros([64], gl.float32, layout=gl.SliceLayout(1, SL))
+                acc = gl.zeros([64, D], gl.float32, layout=OL)
+                sq_own = sq.index(buffer * NC + c)
+                stage = used % NB
+                mbarrier.wait(k_full.index(stage), (used // NB) & 1)
+                s = warpgroup_mma(sq_own, sk.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
+                s = warpgroup_mma_wait(0, deps=[s])
+                mbarrier.arrive(k_empty.index(stage), count=1)
+                p, peak, total, decay = softmax_step(
+                    s, peak, total, factor, table, 0, corner, keys, span, left, right, R, BN, BIAS, TAILS, SL
+                )
+                for i in range(1, n):
+                    last = used % NB
+                    last_phase = (used // NB) & 1
+                    used += 1
+                    stage = used % NB
+                    weights = gl.convert_layout(p.to(E), PL)
+                    mbarrier.wait(k_full.index(stage), (used // NB) & 1)
+                    s = warpgroup_mma(sq_own, sk.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
+                    mbarrier.wait(v_full.index(last), last_phase)
+                    acc = warpgroup_mma(weights, sv.index(last), acc, is_async=True)
+                    s = warpgroup_mma_wait(1, deps=[s])
+                    mbarrier.arrive(k_empty.index(stage), count=1)
+                    n0 = i * BN
+                    p, peak, total, decay = softmax_step(
+                        s, peak, total, factor, table, n0, corner + n0, keys, span, left, right, R, BN, BIAS, TAILS, SL
+                    )
+                    acc = warpgroup_mma_wait(0, deps=[acc])
+                    mbarrier.arrive(v_empty.index(last), count=1)
+                    acc = acc * gl.convert_layout(decay, gl.SliceLayout(1, OL))[:, None]
+                mbarrier.arrive(q_empty.index(buffer), count=1)
+                last = used % NB
+                weights = gl.convert_layout(p.to(E), PL)
+                mbarrier.wait(v_full.index(last), (used // NB) & 1)
+                acc = warpgroup_mma(weights, sv.index(last), acc, is_async=True)
+                lanes = gl.arange(0, 64, layout=gl.SliceLayout(1, SL))
+                seen = total > 0
+                safe = gl.where(seen, total, 1.0)
+                lse = gl.where(seen, peak + gl.log2(safe), float("inf"))
+                gl.store(LSE + rows + head * pitch + q0 + lanes, lse, mask=q0 + lanes < queries)
+                inverse = gl.convert_layout(gl.where(seen, 1.0 / safe, 0.0), gl.SliceLayout(1, OL))
+                acc = warpgroup_mma_wait(0, deps=[acc])
+                mbarrier.arrive(v_empty.index(last), count=1)
+                used += 1
+                tma.store_wait(0)
+                group_barrier()
+                so_own.store((acc * inverse[:, None]).to(E))
+                fence_async_shared()
+                store_tile(o_desc, qy, head, qx + q0, so_own, RAGGED)
+            done += 1
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=["tiles", "blocks", "H", "M", "N", "shift", "pitch", "turns", "span"])
+def forward_kernel(
+    q_desc, k_desc, v_desc, o_desc, Table, LSE, factor, span, Schedule, tiles, blocks, H, M, N, shift, pitch, turns,
+    NC: gl.constexpr, NQ: gl.constexpr, NB: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, R: gl.constexpr,
+    CAUSAL: gl.constexpr, BIAS: gl.constexpr, RAGGED: gl.constexpr, TAILS: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """Persistent: each program takes its tiles, NC * 64 queries of one head over all their keys, from the schedule.
+
+    Exponents are of 2: `factor` is the scale times log2(e), and LSE is a log2. R is the table's radius, or -1 where the
+    bias is constant nowhere; the table then reaches `span` either side.
+    """
+    E: gl.constexpr = q_desc.dtype
+    sq = gl.allocate_shared_memory(E, [NQ * NC, 64, D], shared_layout(64, D, E))
+    sk = gl.allocate_shared_memory(E, [NB, BN, D], shared_layout(BN, D, E))
+    sv = gl.allocate_shared_memory(E, [NB, BN, D], shared_layout(BN, D, E))
+    so = gl.allocate_shared_memory(E, [NC, 64, D], shared_layout(64, D, E))
+    q_full, q_empty = barriers(NQ, 1), barriers(NQ, NC)
+    k_full, v_full, k_empty, v_empty = barriers(NB, 1), barriers(NB, 1), barriers(NB, NC), barriers(NB, NC)
+    work = (Schedule, tiles, blocks, H, M, N, shift, pitch)
+    loads = (q_desc, k_desc, v_desc, sq, sk, sv, q_full, q_empty, k_full, v_full, k_empty, v_empty, work, turns)
+    shared = (
+        o_desc, sq, sk, sv, so, q_full, q_empty, k_full, v_full, k_empty, v_empty, Table, LSE, factor, span, work,
+        turns,
+    )  # fmt: skip
+    # Constants stand in the call: in a tuple with a name they would become values.
+    if NC == 3:
+        gl.warp_specialize(
+            [
+                (forward_consumer, (shared, 0, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS)),
+                (forward_consumer, (shared, 1, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS)),
+                (forward_consumer, (shared, 2, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS)),
+                (forward_producer, (loads, NC, NQ, NB, BN, D, CAUSAL, RAGGED)),
+            ],
+            [4, 4, 1],
+            [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (forward_consumer, (shared, 0, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS)),
+                (forward_consumer, (shared, 1, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS)),
+                (forward_producer, (loads, NC, NQ, NB, BN, D, CAUSAL, RAGGED)),
+            ],
+            [4, 1],
+            [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+        )

@@ -1,0 +1,179 @@
+"""The records of a ragged batch: one for each tile of work, made on the device without looking at any length on the
+host.
+
+A ragged batch has rows or documents of different lengths, or keys that are not real. A sequence is then a stretch of
+query rows and a stretch of real keys, wherever they lie; positions are moved so that its first real key stands at 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fat5.ops.attention.tile_scores import sequence_bounds
+
+FIELDS = tl.constexpr(16)
+BEYOND = tl.constexpr(2**30)
+"""Rows end at this index in a descriptor of sequences, see `descriptors.py`."""
+
+QUERY_TILES = tl.constexpr(0)
+KEY_TILES = tl.constexpr(1)
+
+
+@triton.jit
+def _floor_divide(a, b: tl.constexpr):
+    return (a + b * 1048576) // b - 1048576  # the device rounds to 0; no length has so many tiles
+
+
+@triton.jit
+def _tiles_above(cost, blocks, low, high, base, SLOPE: tl.constexpr):
+    """Count a sequence's tiles that cost more than `cost`, where tile b costs clamp(base + SLOPE * b, low, high)."""
+    if SLOPE == 0:
+        count = blocks
+    elif SLOPE > 0:
+        count = blocks - tl.maximum(cost - base + 1, 0)
+    else:
+        count = (tl.maximum(base - cost, 0) + 1) // 2  # SLOPE is -2
+    count = tl.minimum(tl.maximum(count, 0), blocks)
+    return tl.where(cost < low, blocks, tl.where(high > cost, count, 0))
+
+
+@triton.jit
+def record_kernel(
+    Records,
+    CuQ,
+    CuK,
+    KeyStarts,
+    KeyLengths,
+    Offsets,
+    offset,
+    M,
+    N,
+    sequences,
+    heads,
+    programs,
+    places,
+    pitch,
+    row_slots,
+    KIND: tl.constexpr,
+    PADDED: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    VARLEN: tl.constexpr,
+    OFFSET: tl.constexpr,
+    HAS_STARTS: tl.constexpr,
+    HAS_LENGTHS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    SHARE: tl.constexpr,
+):
+    """Write the records of SHARE tiles of one head, in the order in which programs take them.
+
+    Tiles are 128 queries or 128 keys. They are sorted by falling work, heads of one tile side by side, and dealt forth
+    and back: position p goes to turn p // programs. Tiles beyond the last document have no head (-1). Fields: head,
+    first row in the sequence, y and x of its first query, y and x of its first real key, queries, keys, shift
+    (position of the first query, from the first real key), its first row in the arrays [.., H, pitch] (PADDED: where
+    sequences start at multiples of 64), number of the tile:
+    running over documents, or from row to row by `row_slots`.
+    """
+    SLOPE: tl.constexpr = (1 if KIND == QUERY_TILES else -2) if CAUSAL else 0
+    lanes = tl.arange(0, SLOTS)
+    real = lanes < sequences
+    seq = tl.minimum(lanes, sequences - 1)
+    q_first, k_first, queries, start, end, shift = sequence_bounds(
+        seq, CuQ, CuK, KeyStarts, KeyLengths, Offsets, offset, M, N, VARLEN, OFFSET, HAS_STARTS, HAS_LENGTHS
+    )
+    zeros = tl.zeros([SLOTS], tl.int32)
+    queries = tl.where(real, queries + zeros, 0)
+    keys = tl.where(real, end - start + zeros, 0)
+    shift = shift - start + zeros
+    if VARLEN:
+        q_row = q_first.to(tl.int32)
+        k_row = k_first.to(tl.int32) + start
+        padded = tl.cumsum((queries + 63) // 64, 0) * 64 - (queries + 63) // 64 * 64
+        rows = padded if PADDED else q_row
+    else:
+        q_row = seq * M
+        k_row = seq * N + start
+        rows = seq * heads * pitch
+    if KIND == QUERY_TILES:
+        blocks = (queries + 127) // 128
+        low = zeros + 1
+        high = tl.maximum((keys + 127) // 128, 1)
+        base = 1 + _floor_divide(shift + 127, 128)
+    else:
+        blocks = (keys + 127) // 128
+        low = zeros
+        high = (queries + 63) // 64
+        base = high - _floor_divide(-shift, 64)
+    upto = tl.cumsum(blocks, 0)
+    total = tl.sum(blocks, 0)
+
+    tile = tl.program_id(0) * SHARE + tl.arange(0, SHARE)
+    head = tl.program_id(1)
+    before = (upto[None, :] <= tile[:, None]) & real[None, :]  # [SHARE, SLOTS]
+    document = tl.sum(before.to(tl.int32), 1)
+    own = document[:, None] == lanes[None, :]
+    block = tile - tl.sum(tl.where(before, blocks[None, :], 0), 1)
+    own_blocks = tl.sum(tl.where(own, blocks[None, :], 0), 1)
+    own_low = tl.sum(tl.where(own, low[None, :], 0), 1)
+    own_high = tl.sum(tl.where(own, high[None, :], 0), 1)
+    own_base = tl.sum(tl.where(own, base[None, :], 0), 1)
+    cost = own_high
+    if SLOPE != 0:
+        cost = tl.minimum(tl.maximum(own_base + SLOPE * block, own_low), own_high)
+    above = _tiles_above(cost[:, None], blocks[None, :], low[None, :], high[None, :], base[None, :], SLOPE)
+    at_least = _tiles_above(cost[:, None] - 1, blocks[None, :], low[None, :], high[None, :], base[None, :], SLOPE)
+    rank = tl.sum(above, 1) + tl.sum(tl.where(before, at_least - above, 0), 1)
+    if SLOPE >= 0:  # the tiles of a sequence that cost less come first in it
+        rank += block - own_blocks + tl.sum(tl.where(own, at_least, 0), 1)
+    else:
+        rank += block - tl.sum(tl.where(own, above, 0), 1)
+
+    used = tile < total
+    position = tl.where(used, rank, tile) * heads + head
+    turn = position // programs
+    program = position % programs
+    program = tl.where(turn % 2 == 1, programs - 1 - program, program)
+    record = Records + (turn * programs + program) * FIELDS
+    inside = position < places
+    tl.store(record, tl.where(used, head, -1), mask=inside)
+    inside = inside & used
+    own_queries = tl.sum(tl.where(own, queries[None, :], 0), 1)
+    own_keys = tl.sum(tl.where(own, keys[None, :], 0), 1)
+    tl.store(record + 1, block * 128, mask=inside)
+    tl.store(record + 2, tl.sum(tl.where(own, q_row[None, :], 0), 1) + own_queries, mask=inside)
+    tl.store(record + 3, BEYOND - own_queries, mask=inside)
+    tl.store(record + 4, tl.sum(tl.where(own, k_row[None, :], 0), 1) + own_keys, mask=inside)
+    tl.store(record + 5, BEYOND - own_keys, mask=inside)
+    tl.store(record + 6, own_queries, mask=inside)
+    tl.store(record + 7, own_keys, mask=inside)
+    tl.store(record + 8, tl.sum(tl.where(own, shift[None, :], 0), 1), mask=inside)
+    tl.store(record + 9, tl.sum(tl.where(own, rows[None, :], 0), 1), mask=inside)
+    tl.store(record + 10, tile if VARLEN else document * row_slots + block, mask=inside)
+
+
+def make_records(
+    arguments: dict[str, Any], device: torch.device, tiles: int, heads: int, programs: int, causal: bool
+) -> Tensor:
+    """Return the records [turns, programs, FIELDS] int32 of at most `tiles` tiles of each head.
+
+    Args:
+        arguments: Of `record_kernel`: offsets, lengths, sizes, and their constants.
+        device: Where they are.
+        tiles: A bound that the host knows: tiles of the whole batch and one more a sequence.
+        heads: Number of heads.
+        programs: Programs that share the work.
+        causal: Later keys are hidden.
+    """
+    turns = triton.cdiv(tiles * heads, programs)
+    places = turns * programs
+    records = torch.empty(turns, programs, FIELDS.value, dtype=torch.int32, device=device)
+    slots = max(16, triton.next_power_of_2(arguments["sequences"]))
+    share = max(1, min(64, 16384 // slots))
+    record_kernel[(triton.cdiv(triton.cdiv(places, heads), share), heads)](
+        records, heads=heads, programs=programs, places=places, CAUSAL=causal, SLOTS=slots, SHARE=share, **arguments
+    )
+    return records

@@ -1,0 +1,105 @@
+"""The gradient of a table by distance from what the backward kernel left: near tiles of dS and sums of far ones.
+
+No atomics: both kernels add in float32 and in a fixed order.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def diagonal_kernel(
+    Near,
+    Parts,
+    sets,
+    heads,
+    offsets,
+    first_offset,
+    blocks,
+    query_blocks,
+    shift_blocks,
+    row_sets,
+    WRITTEN: tl.constexpr,
+    BY_ROW: tl.constexpr,
+):
+    """One program: a tile offset, a share of the sets and a head. Adds dS^T tiles, then along their diagonals.
+
+    Near is [sets, heads, offsets, 64, 64]. A set is a block of 64 keys, or a group of them; `offset` is the distance
+    between key block and query block in blocks. Where not all are WRITTEN, sets are key blocks, `blocks` a row, and a
+    tile exists where its query block does. BY_ROW a share is a row's `row_sets` sets. Parts is [shares, heads,
+    offsets, 128]: distances 64 * offset - 64 and on, and the row's phase more.
+    """
+    place, share, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    lanes = tl.arange(0, 64)
+    acc = tl.zeros([64, 64], tl.float32)
+    first = share
+    end = sets
+    step = tl.num_programs(1)
+    if BY_ROW:
+        first = share * row_sets
+        end = first + row_sets
+        step = 1
+    for item in range(first, end, step):
+        query_block = item % blocks - (place + first_offset) - shift_blocks
+        there = ((query_block >= 0) & (query_block < query_blocks)) | WRITTEN
+        tile = ((tl.cast(item, tl.int64) * heads + head) * offsets + place) * 4096
+        values = tl.load(
+            Near + tile + lanes[:, None] * 64 + lanes[None, :], mask=(lanes[:, None] < 64) & there, other=0.0
+        )
+        acc += values.to(tl.float32)
+    acc = tl.trans(acc)  # rows are queries now
+    index = lanes[None, :] + lanes[:, None]  # turns row i right by i: column c then holds distance c - 64 or c
+    wrapped = index >= 64
+    skewed = tl.gather(acc, tl.where(wrapped, index - 64, index), 1)
+    out = Parts + ((share * heads + head) * offsets + place) * 128
+    tl.store(out + lanes, tl.sum(tl.where(wrapped, skewed, 0.0), 0))
+    tl.store(out + 64 + lanes, tl.sum(tl.where(wrapped, 0.0, skewed), 0))
+
+
+@triton.jit
+def table_kernel(
+    Parts,
+    Far,
+    Phases,
+    DTable,
+    shares,
+    heads,
+    far_blocks,
+    offsets,
+    first_offset,
+    SHARES: tl.constexpr,
+    RADIUS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PHASED: tl.constexpr,
+):
+    """One program: the gradient [2R + 1] of one head. Far is [2, far_blocks, heads]: sums left and right of it."""
+    head = tl.program_id(0)
+    lanes = tl.arange(0, WIDTH)
+    distance = lanes - RADIUS
+    column = tl.arange(0, 128)[None, :]
+    acc = tl.zeros([WIDTH], tl.float32)
+    left = tl.zeros([], tl.float32)
+    right = tl.zeros([], tl.float32)
+    for begin in range(0, shares, SHARES):
+        share = begin + tl.arange(0, SHARES)
+        some = share < shares
+        phase = tl.zeros([SHARES], tl.int32)
+        if PHASED:
+            phase = tl.load(Phases + share, mask=some, other=0)
+        for place in range(offsets):
+            part = Parts + ((share[:, None] * heads + head) * offsets + place) * 128
+            first = (first_offset + place) * 64 - 64 + phase[:, None]
+            c = distance[None, :] - first
+            acc += tl.sum(tl.load(part + c, mask=(c >= 0) & (c < 128) & some[:, None], other=0.0), 0)
+            values = tl.load(part + column, mask=some[:, None] & (column < 128), other=0.0)
+            left += tl.sum(tl.where(first + column < -RADIUS, values, 0.0))
+            right += tl.sum(tl.where(first + column > RADIUS, values, 0.0))
+    entries = tl.arange(0, 1024)
+    for start in range(0, far_blocks, 1024):
+        inside = start + entries < far_blocks
+        left += tl.sum(tl.load(Far + (start + entries) * heads + head, mask=inside, other=0.0))
+        right += tl.sum(tl.load(Far + (far_blocks + start + entries) * heads + head, mask=inside, other=0.0))
+    acc += tl.where(distance == -RADIUS, left, 0.0) + tl.where(distance == RADIUS, right, 0.0)
+    tl.store(DTable + head * (2 * RADIUS + 1) + lanes, acc, mask=lanes < 2 * RADIUS + 1)

@@ -1,0 +1,168 @@
+"""What the host makes for each launch of a Hopper kernel: the table of the bias, and the tiles of each program."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from fat5.ops.attention.hopper import setup
+from fat5.ops.attention.hopper.configuration import EVERYWHERE, KEY_TILE, Configuration
+from fat5.ops.attention.hopper.records import KEY_TILES, QUERY_TILES, make_records
+from fat5.ops.attention.hopper.support import radius_of
+from fat5.ops.attention.problem import Problem
+from fat5.ops.attention.tile_scores import END_OFFSET, OWN_OFFSET, SHARED_OFFSET
+
+_BIAS_KINDS = {
+    "none": setup.NONE.value,
+    "distance": setup.DISTANCE.value,
+    "alibi": setup.ALIBI.value,
+    "alibi-signed": setup.ALIBI_SIGNED.value,
+}
+_SETUP_BLOCK = 512
+GROUP = 8
+"""Blocks of 128 keys whose near tiles of dS are added up in the type of q: 16 additions bound a sum's rounding."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Tiles of queries or of keys, and who takes them.
+
+    Attributes:
+        programs: Size of the grid.
+        slots: Numbers of tiles of one head, in all sequences.
+        arguments: What the kernels need to find their tiles and read the table.
+    """
+
+    programs: int
+    slots: int
+    arguments: dict[str, Any]
+
+
+@functools.cache
+def processors(device: torch.device) -> int:
+    """Return the number of multiprocessors of a card, and so of programs that run at once."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def table_span(problem: Problem, radius: int, columns: int) -> int:
+    """Return how far a table reaches either side of distance 0.
+
+    Beyond the radius, or the largest distance of any query and key, come as many entries as a tile of 64 rows and
+    `columns` columns can stick out.
+    """
+    if radius != EVERYWHERE:
+        return radius + columns + 64
+    farthest = max(problem.num_keys, problem.num_queries + abs(problem.offset or 0))
+    return 64 * triton.cdiv(farthest + 320, 64)
+
+
+def plan_queries(
+    problem: Problem, configuration: Configuration, rows: int, pitch: int, padded: bool, programs: int
+) -> Work:
+    """Plan tiles of `rows` queries for the forward, or (`padded`) for the query kernel of the backward.
+
+    Args:
+        problem: The attention.
+        configuration: Its constants.
+        rows: Queries of a tile.
+        pitch: Rows of a head in the arrays that the kernel indexes by query.
+        padded: Whether their sequences start at multiples of 64.
+        programs: Most programs.
+    """
+    span = table_span(problem, configuration.radius, KEY_TILE)
+    return _plan(problem, configuration, "queries", rows, pitch, padded, programs, span, reverse=False)
+
+
+def plan_keys(problem: Problem, configuration: Configuration, pitch: int, programs: int) -> Work:
+    """Plan tiles of 128 keys for the backward kernel; its table is reversed."""
+    span = table_span(problem, configuration.radius, 64)
+    return _plan(problem, configuration, "keys", KEY_TILE, pitch, True, programs, span, reverse=True)
+
+
+def _plan(
+    problem: Problem, configuration: Configuration, what: str, rows: int, pitch: int, padded: bool, programs: int,
+    span: int, *, reverse: bool,
+) -> Work:  # fmt: skip
+    device, heads, causal = problem.q.device, problem.heads, configuration.causal
+    length = problem.num_queries if what == "queries" else problem.num_keys
+    blocks = triton.cdiv(length, rows)
+    slots = problem.batch * blocks
+    if problem.cu_seqlens_q is not None:
+        slots += problem.cu_seqlens_q.shape[0] - 1  # each document may end inside a tile
+    tiles = slots * heads
+    programs = min(programs, tiles)
+    turns = triton.cdiv(tiles, programs)
+    table = _empty_table(problem, configuration, span)
+    dealt = causal and not configuration.ragged
+    schedule = table
+    row_slots = 0
+    if dealt:
+        schedule = torch.empty(turns, programs, dtype=torch.int32, device=device)
+    elif configuration.ragged:
+        kind = QUERY_TILES if what == "queries" else KEY_TILES
+        arguments = _sequences(problem) | {"KIND": kind.value, "PADDED": padded, "pitch": pitch}
+        if not problem.packed:  # a row's blocks fill whole groups, so that no group has two rows
+            row_slots = GROUP * triton.cdiv(blocks, GROUP)
+        arguments["row_slots"] = row_slots
+        schedule = make_records(arguments, device, slots, heads, programs, causal)
+        slots = slots if problem.packed else problem.batch * row_slots
+    if configuration.bias:
+        table_programs = triton.cdiv(2 * span, _SETUP_BLOCK)
+        more = triton.cdiv(turns * programs, _SETUP_BLOCK) if dealt else 0
+        setup.setup_kernel[(table_programs * heads + more,)](
+            problem.bias, table, schedule, problem.softmax_scale, span, table_programs, heads, tiles, blocks,
+            programs, turns, RADIUS=radius_of(problem), BIAS=_BIAS_KINDS[problem.bias_kind], CAUSAL=causal,
+            REVERSED=reverse, FALLING=what == "keys", BLOCK=_SETUP_BLOCK,
+        )  # fmt: skip
+    return Work(
+        programs=programs,
+        slots=slots,
+        arguments={
+            "Table": table.view(torch.int64)[..., 0],  # pairs
+            "span": span,
+            "Schedule": schedule.view(torch.int32) if schedule is table else schedule,
+            "tiles": tiles,
+            "blocks": blocks,
+            "H": heads,
+            "M": problem.num_queries,
+            "N": problem.num_keys,
+            "shift": problem.offset or 0,
+            "pitch": pitch,
+            "turns": turns,
+        },
+    )
+
+
+def _empty_table(problem: Problem, configuration: Configuration, span: int) -> Tensor:
+    size = (problem.heads, 2 * span, 2) if configuration.bias else (1, 1, 2)
+    return torch.empty(size, dtype=torch.float32, device=problem.q.device)
+
+
+def _sequences(problem: Problem) -> dict[str, Any]:
+    """Return the arguments of the record kernel that say which rows are one sequence."""
+    offset = SHARED_OFFSET
+    if problem.offsets is not None:
+        offset = OWN_OFFSET
+    elif problem.offset is None:
+        offset = END_OFFSET
+    sequences = problem.batch if problem.cu_seqlens_q is None else problem.cu_seqlens_q.shape[0] - 1
+    return {
+        "CuQ": problem.cu_seqlens_q,
+        "CuK": problem.cu_seqlens_k,
+        "KeyStarts": problem.key_starts,
+        "KeyLengths": problem.key_lengths,
+        "Offsets": problem.offsets,
+        "offset": problem.offset or 0,
+        "M": problem.num_queries,
+        "N": problem.num_keys,
+        "sequences": sequences,
+        "VARLEN": problem.packed,
+        "OFFSET": offset.value,
+        "HAS_STARTS": problem.key_starts is not None,
+        "HAS_LENGTHS": problem.key_lengths is not None,
+    }

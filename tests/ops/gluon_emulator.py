@@ -1,0 +1,492 @@
+"""Runs the Gluon kernels of `fat5.ops.attention.hopper` on a CPU: their own code, statement by statement, in PyTorch.
+
+Gluon has no interpreter. This one runs each warp group of a program as a thread, one at a time, and switches between
+them at random wherever the hardware could: so the kernels' index arithmetic, masks, tails and barrier phases are
+executed as they stand. It fails on what a GPU would only sometimes show:
+
+- a deadlock, or a barrier that opens too often;
+- shared memory written while a TMA store or a matrix product still reads it, or read while a TMA load is under way;
+- the result of a matrix product used before a wait that covers it.
+
+TMA descriptors are the host's own, with 64-bit addresses that wrap and bounds for each dimension. What it cannot show:
+layouts in shared memory, fences between proxies, races inside a warp group, and faults of the compiler.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon.language import constexpr
+from triton.runtime.jit import JITFunction
+
+from fat5.ops.attention.hopper import backward, forward, query_gradient, tile
+
+
+class HazardError(AssertionError):
+    """Something that is undefined on the device."""
+
+
+class Values(torch.Tensor):
+    """A tensor in registers; it has a type with a layout that means nothing here."""
+
+    type = types.SimpleNamespace(layout=None)
+
+
+def values(x: Tensor) -> Values:
+    return x.as_subclass(Values)
+
+
+class Number(int):
+    """A scalar that can be cast."""
+
+    def to(self, dtype: torch.dtype) -> Number:
+        return self
+
+
+class Pointer:
+    """Elements of a flat tensor, at one offset or many."""
+
+    def __init__(self, memory: Tensor, offset: Any = 0) -> None:
+        self.memory, self.offset = memory, offset
+
+    def __add__(self, more: Any) -> Pointer:
+        return Pointer(self.memory, self.offset + more)
+
+    def __sub__(self, less: Any) -> Pointer:
+        return Pointer(self.memory, self.offset - less)
+
+    def cast(self, pointer_type: torch.dtype) -> Pointer:
+        ratio = self.memory.element_size() // torch.empty(0, dtype=pointer_type).element_size()
+        return Pointer(self.memory.view(pointer_type), self.offset * ratio)
+
+    def to(self, dtype: torch.dtype) -> Address:
+        return Address(self.memory, self.offset * self.memory.element_size())
+
+    def load(self, mask: Any = None, other: Any = 0) -> Any:
+        if not isinstance(self.offset, torch.Tensor):
+            if not 0 <= self.offset < self.memory.numel():
+                raise HazardError(f"load at {self.offset} of {self.memory.numel()} elements")
+            return self.memory[self.offset].item()
+        inside = torch.ones_like(self.offset, dtype=torch.bool) if mask is None else mask
+        _check_bounds(self.offset[inside], self.memory)
+        found = self.memory[torch.where(inside, self.offset, 0)]
+        return values(torch.where(inside, found, torch.as_tensor(other, dtype=found.dtype)))
+
+    def store(self, value: Tensor, mask: Any = None) -> None:
+        inside = torch.ones_like(self.offset, dtype=torch.bool) if mask is None else mask
+        _check_bounds(self.offset[inside], self.memory)
+        self.memory[self.offset[inside]] = value[inside].to(self.memory.dtype)
+
+
+class Address:
+    """Bytes from the start of a flat tensor, as the inline assembly sees a pointer."""
+
+    def __init__(self, memory: Tensor, offset: Any) -> None:
+        self.memory, self.offset = memory, offset
+
+    def __add__(self, more: Any) -> Address:
+        return Address(self.memory, self.offset + more)
+
+
+def _check_bounds(offsets: Tensor, memory: Tensor) -> None:
+    if offsets.numel() and not 0 <= int(offsets.min()) <= int(offsets.max()) < memory.numel():
+        raise HazardError(f"access to {int(offsets.min())}..{int(offsets.max())} of {memory.numel()} elements")
+
+
+class Shared:
+    """A buffer in shared memory, or a view of one."""
+
+    def __init__(self, memory: Tensor, root: Tensor, parts: frozenset[int]) -> None:
+        self.memory, self.root, self.parts = memory, root, parts
+
+    @staticmethod
+    def allocate(dtype: torch.dtype, shape: list[int], layout: Any = None) -> Shared:
+        memory = torch.full(shape, torch.nan, dtype=dtype)
+        return Shared(memory, memory, frozenset(range(shape[0])))
+
+    def index(self, i: int) -> Shared:
+        if not 0 <= i < self.memory.shape[0]:
+            raise HazardError(f"buffer {i} of {self.memory.shape[0]}")
+        return Shared(self.memory[i], self.root, frozenset({i}))
+
+    def slice(self, start: int, length: int, dim: int = 0) -> Shared:
+        return Shared(self.memory.narrow(dim, start, length), self.root, self.parts)
+
+    def permute(self, order: tuple[int, ...]) -> Shared:
+        return Shared(self.memory.permute(order), self.root, self.parts)
+
+    def reshape(self, shape: list[int]) -> Shared:
+        return Shared(self.memory.view(shape), self.root, self.parts)
+
+    def overlaps(self, other: Shared) -> bool:
+        return self.root is other.root and bool(self.parts & other.parts)
+
+    def load(self, layout: Any) -> Values:
+        NOW.machine.reads(self)
+        return values(self.memory.clone())
+
+    def store(self, value: Tensor) -> None:
+        NOW.machine.writes(self)
+        assert value.shape == self.memory.shape
+        assert value.dtype == self.memory.dtype
+        self.memory.copy_(value)
+
+
+class Barrier:
+    """An mbarrier: opens when all have arrived and all announced bytes have come."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.pending, self.bytes, self.phase = count, count, 0, 0
+
+    def settle(self) -> None:
+        if self.pending < 0:
+            raise HazardError("more arrivals at a barrier than it counts")
+        if self.pending == 0 and self.bytes == 0:
+            self.pending, self.phase = self.count, self.phase ^ 1
+
+    def arrive(self, count: int = 1) -> None:
+        self.pending -= count
+        self.settle()
+
+
+class Descriptor:
+    """A host's TMA descriptor: box and strides of a tensor, with the hardware's bounds."""
+
+    def __init__(self, host: Any) -> None:
+        self.dtype, self.block_shape, self.layout = host.base.dtype, list(host.block_shape), host.layout
+        self.shape, self.strides, self.base = host.shape, host.strides, host.base
+        storage = host.base.untyped_storage()
+        self.memory = torch.empty(0, dtype=self.dtype).set_(storage, 0, (storage.nbytes() // self.dtype.itemsize,))
+
+    def places(self, coordinates: list[int]) -> tuple[Tensor, Tensor]:
+        """Return where in the storage the box's elements lie, and which are within bounds."""
+        grids = torch.meshgrid(*(torch.arange(n) for n in self.block_shape), indexing="ij")
+        inside = torch.ones(self.block_shape, dtype=torch.bool)
+        start = 0
+        place = torch.zeros(self.block_shape, dtype=torch.int64)
+        for c, grid, size, stride in zip(coordinates, grids, self.shape, self.strides, strict=True):
+            assert -(2**31) <= c < 2**31
+            inside &= (grid + c >= 0) & (grid + c < size)
+            start += c * stride * self.dtype.itemsize
+            if grid.any():
+                place += grid * stride
+        start = (start + 2**63) % 2**64 - 2**63  # addresses have 64 bits
+        place += self.base.storage_offset() + start // self.dtype.itemsize
+        _check_bounds(place[inside], self.memory)
+        return torch.where(inside, place, 0), inside
+
+
+class Pending:
+    """The result of a matrix product under way."""
+
+    def __init__(self, value: Tensor, number: int) -> None:
+        self.value, self.number = value, number
+
+
+class Machine:
+    """One program: its warp groups, what is under way, and whose turn it is."""
+
+    def __init__(self, seed: int, program: int, programs: int) -> None:
+        self.random = random.Random(seed)
+        self.program, self.programs = program, programs
+        self.background: list[tuple[str, int, Shared, Callable[[], None]]] = []  # kind, warp group, buffer, effect
+        self.products: dict[int, list[tuple[int, list[Shared]]]] = {}
+        self.issued: dict[int, int] = {}
+        self.waiting: dict[int, Callable[[], bool]] = {}
+        self.turns: dict[int, threading.Semaphore] = {}
+        self.finished = threading.Semaphore(0)
+        self.failure: BaseException | None = None
+        self.local = threading.local()
+
+    @property
+    def group(self) -> int:
+        return self.local.group
+
+    def reads(self, buffer: Shared) -> None:
+        for kind, _, other, _ in self.background:
+            if kind == "load" and other.overlaps(buffer):
+                raise HazardError("shared memory read while a load is under way")
+
+    def writes(self, buffer: Shared) -> None:
+        for _, _, other, _ in self.background:
+            if other.overlaps(buffer):
+                raise HazardError("shared memory written while a copy is under way")
+        for products in self.products.values():
+            if any(operand.overlaps(buffer) for _, operands in products for operand in operands):
+                raise HazardError("shared memory written while a matrix product reads it")
+
+    def start(self, kind: str, buffer: Shared, effect: Callable[[], None]) -> None:
+        if kind == "load":
+            self.writes(buffer)
+            buffer.memory.fill_(torch.nan)
+        else:
+            self.reads(buffer)
+        self.background.append((kind, self.group, buffer, effect))
+        self.switch(lambda: True)
+
+    def complete(self, index: int) -> None:
+        self.background.pop(index)[3]()
+
+    def drain(self, group: int) -> None:
+        """Finish the stores of a warp group."""
+        for index in reversed(range(len(self.background))):
+            if self.background[index][:2] == ("store", group):
+                self.complete(index)
+
+    def switch(self, ready: Callable[[], bool]) -> None:
+        """Let others run; come back once `ready`."""
+        group = self.group
+        self.waiting[group] = ready
+        self.hand_over()
+        self.turns[group].acquire()
+        if self.failure is not None:
+            raise SystemExit
+
+    def hand_over(self) -> None:
+        while True:
+            able = [g for g, ready in self.waiting.items() if ready()]
+            choices = len(able) + len(self.background)
+            if choices == 0:
+                if self.waiting:
+                    self.failure = self.failure or HazardError(f"deadlock of warp groups {sorted(self.waiting)}")
+                    for turn in self.turns.values():
+                        turn.release()
+                self.finished.release()
+                return
+            pick = self.random.randrange(choices)
+            if pick >= len(able):
+                self.complete(pick - len(able))
+                continue
+            del self.waiting[able[pick]]
+            self.turns[able[pick]].release()
+            return
+
+    def specialize(self, functions: list, worker_warps: list[int], worker_registers: list[int]) -> None:
+        def run(group: int, function: Callable, arguments: tuple) -> None:
+            self.local.group = group
+            self.turns[group].acquire()
+            try:
+                if self.failure is None:
+                    function(*arguments)
+                    self.drain(group)
+            except BaseException as error:
+                self.failure = self.failure or error
+            self.turns.pop(group)
+            if self.failure is None:
+                self.hand_over()
+            else:
+                for turn in self.turns.values():
+                    turn.release()
+                self.finished.release()
+
+        threads = []
+        for group, (function, arguments) in enumerate(functions):
+            self.turns[group], self.waiting[group] = threading.Semaphore(0), lambda: True
+            self.products[group], self.issued[group] = [], 0
+            threads.append(threading.Thread(target=run, args=(group, function, arguments), daemon=True))
+        for thread in threads:
+            thread.start()
+        self.hand_over()
+        self.finished.acquire()
+        for thread in threads:
+            thread.join(30)
+        if self.failure is not None:
+            raise self.failure
+        if any(self.products.values()):
+            raise HazardError("a matrix product that nobody waited for")
+
+
+NOW = types.SimpleNamespace(machine=None)  # the program that runs
+
+
+def _product(a, b, acc, *, use_acc=True, is_async=False):
+    machine, group = NOW.machine, NOW.machine.group
+    operands = [x for x in (a, b) if isinstance(x, Shared)]
+    for operand in operands:
+        machine.reads(operand)
+    left, right = (x.memory if isinstance(x, Shared) else x for x in (a, b))
+    assert left.dtype == right.dtype
+    total = acc.value if isinstance(acc, Pending) else acc
+    result = left.float() @ right.float() + (total if use_acc else 0)
+    assert result.shape == total.shape
+    machine.issued[group] += 1
+    machine.products[group].append((machine.issued[group], operands))
+    machine.switch(lambda: True)
+    return Pending(values(result), machine.issued[group])
+
+
+def _product_wait(left_over, deps):
+    machine, group = NOW.machine, NOW.machine.group
+    products = machine.products[group]
+    products[:] = products[len(products) - left_over :] if left_over and len(products) > left_over else (
+        products if left_over else []
+    )  # fmt: skip
+    running = {number for number, _ in products}
+    done = []
+    for dep in deps:
+        if isinstance(dep, Pending) and dep.number in running:
+            raise HazardError("the result of a matrix product used before it was waited for")
+        done.append(dep.value if isinstance(dep, Pending) else dep)
+    return done[0] if len(done) == 1 else tuple(done)
+
+
+def _tma_load(desc, coordinates, barrier, buffer):
+    def effect() -> None:
+        place, inside = desc.places(coordinates)
+        buffer.memory.copy_(torch.where(inside, desc.memory[place], 0))
+        barrier.bytes -= buffer.memory.numel() * buffer.memory.element_size()
+        barrier.settle()
+
+    NOW.machine.start("load", buffer, effect)
+
+
+def _tma_store(desc, coordinates, buffer, add=False):
+    assert list(buffer.memory.shape) == desc.block_shape
+
+    def effect() -> None:
+        place, inside = desc.places(coordinates)
+        new = buffer.memory[inside]
+        if add:
+            new = (desc.memory[place[inside]].float() + new.float()).to(desc.dtype)
+        desc.memory[place[inside]] = new
+
+    NOW.machine.start("store", buffer, effect)
+
+
+def _copy_async(buffer, pointer):
+    found = pointer.load()  # global memory does not change under the kernels
+    NOW.machine.start("load", buffer, lambda: buffer.memory.copy_(found))
+
+
+def _arrive_after_copies(barrier, increment_count):
+    assert not increment_count
+    mine = [item for item in NOW.machine.background if item[0] == "load" and item[1] == NOW.machine.group]
+    vectors = [item for item in mine if item[2].memory.ndim == 1]
+    for item in vectors:
+        NOW.machine.complete(NOW.machine.background.index(item))
+    barrier.arrive(32)
+
+
+def _expect(barrier, size):
+    barrier.bytes += size
+    barrier.arrive()
+
+
+def _inline_assembly(text, constraints, arguments, dtype, is_pure, pack):
+    if text.startswith("or.b32"):
+        return arguments[0]
+    assert text.startswith("ld.global.nc.v2.f32")
+    (address,) = arguments
+    assert not (address.offset % 8).any()
+    pairs = address.memory.view(torch.float32).view(-1, 2)
+    _check_bounds(address.offset // 8, pairs[:, 0])
+    found = pairs[address.offset // 8]
+    return values(found[..., 0]), values(found[..., 1])
+
+
+def _where(condition, a, b):
+    if isinstance(condition, torch.Tensor):
+        return values(torch.where(condition, a, torch.as_tensor(b, dtype=a.dtype if torch.is_tensor(a) else None)))
+    return a if condition else b
+
+
+def _extreme(of_tensors, of_numbers):
+    return lambda a, b: of_tensors(a, b) if isinstance(a, torch.Tensor) else Number(of_numbers(a, b))
+
+
+_LANGUAGE = types.SimpleNamespace(
+    int16=torch.int16,
+    int64=torch.int64,
+    float32=torch.float32,
+    allocate_shared_memory=Shared.allocate,
+    arange=lambda a, b, layout=None: values(torch.arange(a, b)),
+    zeros=lambda shape, dtype, layout=None: values(torch.zeros(shape, dtype=dtype)),
+    full=lambda shape, value, dtype, layout=None: values(torch.full(shape, value, dtype=dtype)),
+    where=_where,
+    maximum=_extreme(torch.maximum, max),
+    minimum=_extreme(torch.minimum, min),
+    max=lambda x, axis: x.amax(axis),
+    sum=lambda x, axis: x.sum(axis),
+    exp2=torch.exp2,
+    log2=torch.log2,
+    load=lambda pointer, mask=None, other=0: pointer.load(mask, other),
+    store=lambda pointer, value, mask=None: pointer.store(value, mask),
+    program_id=lambda axis: NOW.machine.program,
+    num_programs=lambda axis: NOW.machine.programs,
+    split=lambda x: (values(x[..., 0]), values(x[..., 1])),
+    join=lambda a, b: values(torch.stack((a, b), -1)),
+    convert_layout=lambda x, layout: x,
+    static_range=range,
+    multiple_of=lambda x, n: x,
+    pointer_type=lambda dtype: dtype,
+    inline_asm_elementwise=_inline_assembly,
+    warp_specialize=lambda *arguments: NOW.machine.specialize(*arguments),
+    SliceLayout=lambda *_: None,
+    BlockedLayout=lambda *_: None,
+    DotOperandLayout=lambda *_: None,
+    NVMMASharedLayout=lambda *_, **__: None,
+    SwizzledSharedLayout=lambda *_: None,
+)
+
+_OVERRIDES = {
+    "gl": _LANGUAGE,
+    "tma": types.SimpleNamespace(store_wait=lambda left_over: NOW.machine.drain(NOW.machine.group)),
+    "mbarrier": types.SimpleNamespace(
+        wait=lambda barrier, phase: NOW.machine.switch(lambda: barrier.phase != phase),
+        arrive=lambda barrier, count: barrier.arrive(count),
+        expect=_expect,
+    ),
+    "async_copy": types.SimpleNamespace(mbarrier_arrive=_arrive_after_copies),
+    "barriers": lambda n, count: types.SimpleNamespace(index=[Barrier(count) for _ in range(n)].__getitem__),
+    "warpgroup_mma": _product,
+    "warpgroup_mma_wait": _product_wait,
+    "fence_async_shared": lambda: None,
+    "group_barrier": lambda: None,
+    "tma_load": _tma_load,
+    "tma_store": _tma_store,
+    "tma_add": lambda desc, coordinates, buffer: _tma_store(desc, coordinates, buffer, add=True),
+    "copy_async": _copy_async,
+    "accumulator": lambda columns: None,
+    "shared_layout": lambda rows, columns, dtype: None,
+}
+
+
+def _namespace() -> dict[str, Any]:
+    """The kernels' functions as plain Python over this file's machine."""
+    space: dict[str, Any] = {"__builtins__": __builtins__}
+    for module in (tile, forward, backward, query_gradient):
+        for name, value in vars(module).items():
+            if isinstance(value, JITFunction):
+                space[name] = types.FunctionType(value.fn.__code__, space, name, value.fn.__defaults__)
+            elif isinstance(value, constexpr):
+                space[name] = value.value
+    space.update(_OVERRIDES)  # in place: the functions hold this very dictionary
+    return space
+
+
+class EmulatedKernel:
+    """Stands for a kernel at launch: `kernel[grid](**arguments)`."""
+
+    def __init__(self, name: str, seed: int = 0) -> None:
+        self.function, self.seed = _namespace()[name], seed
+
+    def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
+        def launch(num_warps: int, **arguments: Any) -> None:
+            given = {name: _on_device(value) for name, value in arguments.items()}
+            for program in range(grid[0]):
+                NOW.machine = Machine(self.seed + program, program, grid[0])
+                self.function(**given)
+
+        return launch
+
+
+def _on_device(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return Pointer(value.view(-1) if value.is_contiguous() else value.as_strided((value.numel(),), (1,)))
+    return Descriptor(value) if hasattr(value, "block_shape") else value

@@ -1,0 +1,199 @@
+"""Compile the Hopper kernels for sm_90a without a GPU, and check what the assembler made of them.
+
+`python -m tests.ops.hopper_gate` compiles the worst cases, `--all` every configuration. It fails on spills beyond those
+of the measured kernels, on serialised matrix products (C75xx), on too much shared memory, and on A operands of wgmma
+that something overwrites (`sass.py`). Run it in a process of its own, with Triton's interpreter off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from fat5.ops.attention.hopper import records, rows, setup, table_gradient
+from fat5.ops.attention.hopper.backward import backward_kernel
+from fat5.ops.attention.hopper.configuration import Configuration
+from fat5.ops.attention.hopper.forward import forward_kernel
+from fat5.ops.attention.hopper.launch import constants
+from fat5.ops.attention.hopper.query_gradient import query_kernel
+from fat5.ops.attention.hopper.self_check import all_configurations
+from fat5.ops.attention.tiles import SHARED_MEMORY
+from tests.ops.sass import overwritten_operands
+
+BINARIES = Path(triton.backends.__file__).parent / "nvidia" / "bin"
+KERNELS = {"forward_kernel": forward_kernel, "backward_kernel": backward_kernel, "query_kernel": query_kernel}
+MAX_SPILL_BYTES = {  # by kernel and head dimension: the measured sketch's, and the forward's at 128 with tails, 132
+    ("forward_kernel", 64): 16,
+    ("forward_kernel", 128): 136,
+    ("backward_kernel", 64): 64,
+    ("backward_kernel", 128): 240,
+    ("query_kernel", 64): 16,
+    ("query_kernel", 128): 96,
+}
+ELEMENTS = {torch.bfloat16: ("bf16", gl.bfloat16), torch.float16: ("fp16", gl.float16)}
+POINTERS = {"Table": "*i64", "LSE": "*fp32", "Delta": "*fp32", "Far": "*fp32", "Schedule": "*i32"}
+FLOATS = {"factor", "scale"}
+
+
+def kernels_of(configuration: Configuration) -> list[str]:
+    """The kernels that a configuration launches."""
+    if configuration.kernel == "forward":
+        return ["forward_kernel"]
+    return ["backward_kernel"] if configuration.one_pass else ["backward_kernel", "query_kernel"]
+
+
+def signature(kernel: str, configuration: Configuration) -> dict[str, str]:
+    """The types of a kernel's arguments, as a launch would find them."""
+    dim, keys = configuration.head_dim, 64 if kernel == "backward_kernel" else 128
+    name, element = ELEMENTS[configuration.dtype]
+    boxes = {"k_desc": [1, 1, 1, keys, dim], "v_desc": [1, 1, 1, keys, dim], "half_desc": [1, 1, 1, 64, dim // 2]}
+    boxes |= {"near_desc": [64, 64], "sum_desc": [64, dim // 2]}
+    types = {}
+    for parameter in KERNELS[kernel].params:
+        if parameter.is_constexpr:
+            types[parameter.name] = "constexpr"
+        elif parameter.name.endswith("_desc"):
+            box = boxes.get(parameter.name, [1, 1, 1, 64, dim])
+            kind, of = ("fp32", gl.float32) if parameter.name == "sum_desc" else (name, element)
+            types[parameter.name] = f"tensordesc<{kind}{box},{gl.NVMMASharedLayout.get_default_for(box, of)!r}>"
+        else:
+            types[parameter.name] = POINTERS.get(parameter.name, "fp32" if parameter.name in FLOATS else "i32")
+    return types
+
+
+def check(case: tuple[str, Configuration]) -> tuple[str, list[str]]:
+    """Compile one kernel and return a line about it and what is wrong."""
+    kernel, configuration = case
+    types = signature(kernel, configuration)
+    names = list(types)
+    values = {(names.index(n),): v for n, v in constants(configuration, kernel).items()}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if types[n].startswith("*")}
+    source = GluonASTSource(KERNELS[kernel], types, values, aligned)
+    title = f"{kernel}, {configuration}"
+    try:
+        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    except Exception as error:  # the compiler raises many kinds
+        return title, [f"does not compile: {error}"]
+    with tempfile.TemporaryDirectory() as folder:
+        ptx, cubin = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
+        ptx.write_text(compiled.asm["ptx"])
+        command = [BINARIES / "ptxas", "-v", "-arch=sm_90a", ptx, "-o", cubin]
+        said = subprocess.run(command, capture_output=True, text=True, check=False)
+        command = [BINARIES / "nvdisasm", "-c", cubin]
+        listing = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    text = said.stdout + said.stderr
+    registers = int((re.search(r"Used (\d+) registers", text) or [0, 0])[1])
+    spilled = sum(map(int, re.findall(r"(\d+) bytes spill stores", text)))
+    wrong = [line.strip() for line in text.splitlines() if "C75" in line]
+    if spilled > MAX_SPILL_BYTES[kernel, configuration.head_dim]:
+        wrong.append(f"spills {spilled} bytes")
+    if compiled.metadata.shared > SHARED_MEMORY[90]:
+        wrong.append(f"needs {compiled.metadata.shared} bytes of shared memory")
+    if "HGMMA" not in listing:
+        wrong.append("has no HGMMA")
+    wrong += overwritten_operands(listing)[:4]
+    return f"{title}: {registers} registers, {spilled} B spilled, {compiled.metadata.shared} B shared", wrong
+
+
+def cases(everything: bool) -> Iterator[tuple[str, Configuration]]:
+    """The compilations; by default the kernels with the most registers, and the most code, of each head dimension."""
+    if everything:
+        for configuration in all_configurations():
+            for kernel in kernels_of(configuration):
+                # The query kernel does not know of the table's gradient.
+                if kernel != "query_kernel" or not configuration.table_grad:
+                    yield kernel, configuration
+        return
+    even = (64, torch.bfloat16, False, True, 91, False, False)
+    yield "forward_kernel", Configuration("forward", *even, consumers=3)
+    yield "backward_kernel", Configuration("backward", *even, table_grad=True)
+    ragged = (128, torch.float16, True, True, 113, True, True)
+    yield "backward_kernel", Configuration("backward", *ragged, table_grad=True, phased=True)
+
+
+_QUERIES_OR_KEYS = {"KIND": 0, "PADDED": False, "SLOTS": 64, "SHARE": 64}
+_DOCUMENTS = {"VARLEN": True, "OFFSET": 2, "HAS_STARTS": False, "HAS_LENGTHS": False}
+_ROWS = {"VARLEN": False, "OFFSET": 1, "HAS_STARTS": True, "HAS_LENGTHS": True}
+_TABLE = {"RADIUS": 91, "BIAS": 1, "CAUSAL": True, "REVERSED": True, "FALLING": True, "BLOCK": 512}
+SUPPORTING = (
+    (setup.setup_kernel, _TABLE, ()),
+    (setup.setup_kernel, _TABLE | {"BIAS": 2, "FALLING": False, "REVERSED": False}, ()),
+    (setup.setup_kernel, _TABLE | {"BIAS": 0}, ("Bias",)),
+    (
+        records.record_kernel,
+        _QUERIES_OR_KEYS | _DOCUMENTS | {"CAUSAL": True},
+        ("KeyStarts", "KeyLengths", "Offsets"),
+    ),
+    (records.record_kernel, _QUERIES_OR_KEYS | _ROWS | {"CAUSAL": True, "KIND": 1, "PADDED": True}, ("CuQ", "CuK")),
+    (rows.prepare_kernel, {"D": 64, "VARLEN": False, "CLEAR": True}, ("Tiles", "CuQ")),
+    (rows.prepare_kernel, {"D": 128, "VARLEN": True, "CLEAR": False}, ()),
+    (rows.finish_kernel, {"D": 128, "VARLEN": False}, ("Tiles", "CuQ")),
+    (rows.finish_kernel, {"D": 64, "VARLEN": True}, ()),
+    (table_gradient.diagonal_kernel, {"WRITTEN": False, "BY_ROW": False}, ()),
+    (table_gradient.diagonal_kernel, {"WRITTEN": True, "BY_ROW": True}, ()),
+    (table_gradient.table_kernel, {"SHARES": 16, "RADIUS": 91, "WIDTH": 256, "PHASED": False}, ("Phases",)),
+    (table_gradient.table_kernel, {"SHARES": 16, "RADIUS": 113, "WIDTH": 256, "PHASED": True}, ()),
+)
+"""The kernels around, in Triton's own language: constants, and arguments that are None."""
+
+
+def check_supporting(index: int) -> tuple[str, list[str]]:
+    """Compile one of the kernels around, which the interpreter alone does not show to compile."""
+    kernel, values, absent = SUPPORTING[index]
+    values = values | dict.fromkeys(absent)
+    types = {}
+    for parameter in kernel.params:
+        name = parameter.name
+        if name in values:
+            types[name] = "constexpr"
+        elif name in ("Schedule", "Records", "Tiles", "CuQ", "CuK", "Phases"):
+            types[name] = "*i32"
+        elif name in ("KeyStarts", "KeyLengths", "Offsets"):
+            types[name] = "*i64"
+        elif name in ("O", "DO", "DQ", "Near"):
+            types[name] = "*bf16"
+        else:
+            pointer = name[0].isupper() and len(name) > 1
+            types[name] = "*fp32" if pointer else "fp32" if name == "scale" else "i32"
+    title = f"{kernel.__name__} {values}"
+    try:
+        triton.compile(ASTSource(kernel, types, values), target=GPUTarget("cuda", 90, 32))
+    except Exception as error:  # the compiler raises many kinds
+        return title, [f"does not compile: {error}"]
+    return title, []
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--all", action="store_true", help="every configuration, not the worst cases")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--verbose", action="store_true", help="a line a compilation, also where all is well")
+    arguments = parser.parse_args()
+    chosen = list(cases(arguments.all))
+    failed = 0
+    with ProcessPoolExecutor(arguments.jobs) as pool:
+        around = pool.map(check_supporting, range(len(SUPPORTING)))
+        for line, wrong in itertools.chain(around, pool.map(check, chosen)):
+            failed += bool(wrong)
+            if wrong or arguments.verbose:
+                print(("FAILED " if wrong else "ok     ") + line, *wrong, sep="\n       " if wrong else "")
+    print(f"{len(SUPPORTING) + len(chosen)} compilations, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

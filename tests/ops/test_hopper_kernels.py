@@ -1,0 +1,222 @@
+"""The Hopper kernels against the formula in float64: on a CPU their own code by `gluon_emulator`, or on the device.
+
+`test_attention_kernels.py` holds the backend to the claims of all backends, on a Hopper card alone.
+"""
+
+import types
+
+import pytest
+import torch
+
+from fat5.ops import AlibiBias, DistanceBias, flash_attention
+from fat5.ops.attention import backends
+from fat5.ops.attention.hopper import configuration, dispatch, launch
+from fat5.ops.attention.reference import attention_reference, packed_attention_reference
+from tests.ops.gluon_emulator import EmulatedKernel, HazardError
+from tests.ops.test_attention_kernels import CUDA, DEVICE, compare, make_inputs, relative_error, reproducible, run
+
+BF16 = torch.bfloat16
+KERNELS = ("forward_kernel", "backward_kernel", "query_kernel")
+
+
+@pytest.fixture(autouse=True)
+def launches(monkeypatch):
+    """List the kernels that are launched; without a GPU run them on the emulator, with three programs."""
+    if CUDA and backends.BACKENDS["hopper"]() is not None:
+        pytest.skip(backends.BACKENDS["hopper"]())
+    launched = []
+
+    def recording(name):
+        kernel = getattr(launch, name) if CUDA else EmulatedKernel(name)
+
+        class Recorder:
+            def __getitem__(self, grid):
+                launched.append(name)
+                return kernel[grid]
+
+        return Recorder()
+
+    for name in KERNELS:
+        monkeypatch.setattr(launch, name, recording(name))
+    if not CUDA:
+        monkeypatch.setattr(launch, "processors", lambda device: 3)
+        monkeypatch.setattr(dispatch, "_runs_here", lambda problem: problem.q.numel() > 0 and problem.k.numel() > 0)
+    monkeypatch.setattr(dispatch, "verdict", lambda configuration, device: None)
+    monkeypatch.setitem(backends._reasons, "hopper", None)
+    return launched
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("dim", "length"), [(64, 290), (128, 130), (64, 128)] + ([(64, 2500), (128, 2048)] if CUDA else [])
+)
+def test_outputs_and_gradients_equal_the_formula(causal, dim, length, launches):
+    """Whole tiles and tails on both sides, several tiles of work a program."""
+    compare(
+        "hopper", "relative", make_inputs("relative", 2, length, length, dim, BF16), causal, softmax_scale=dim**-0.5
+    )
+    assert launches == ["forward_kernel", "backward_kernel"]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", [(64, 250), (250, 70), (17, 3)])
+def test_queries_and_keys_of_different_lengths(causal, lengths, launches):
+    """Pitfall: a mask anchored top-left; rows without keys, and rows of which all keys come later."""
+    compare("hopper", "none", make_inputs("none", 1, *lengths, 64, BF16), causal, softmax_scale=0.125)
+    assert launches == ["forward_kernel", "backward_kernel"]
+
+
+@pytest.mark.parametrize("offset", [128, -64])
+def test_table_gradient_with_an_offset(offset, launches):
+    leaves = make_inputs("relative", 1, 100, 200, 64, torch.float16)
+    compare("hopper", "relative", leaves, softmax_scale=0.125, query_offset=offset)
+    assert launches == ["forward_kernel", "backward_kernel"]
+
+
+def test_a_gradient_that_the_kernels_do_not_take_comes_from_the_portable_ones(launches):
+    leaves = make_inputs("relative", 1, 20, 31, 64, torch.float16)
+    compare("hopper", "relative", leaves, softmax_scale=0.125)
+    assert launches == ["forward_kernel"]
+
+
+@pytest.mark.parametrize(("kind", "causal"), [("relative", False), ("relative", True), ("none", True)])
+def test_padding_and_offsets_of_each_row(kind, causal, launches):
+    """Left and right padding, a row without keys, and a position of its own for each row's first query."""
+    options = {
+        "query_offset": torch.tensor([3, -150, 90], device=DEVICE),
+        "key_starts": torch.tensor([0, 7, 2], device=DEVICE),
+        "key_lengths": torch.tensor([150, 60, 0], device=DEVICE),
+    }
+    ours = compare("hopper", kind, make_inputs(kind, 3, 140, 150, 64, BF16), causal, softmax_scale=0.125, **options)
+    assert not ours[0][2].any()
+    assert launches == ["forward_kernel", "backward_kernel"]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_nan_in_unused_slots_does_not_matter(causal, launches):
+    leaves = make_inputs("relative", 2, 140, 140, 64, BF16)
+    lengths = torch.tensor([129, 0], device=DEVICE)
+    weights = torch.randn_like(leaves[0])
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    options = {"key_lengths": lengths, "softmax_scale": 0.125}
+    want = run(attention_reference, "relative", exact, weights, causal, **options)
+    with torch.no_grad():
+        for x in leaves[1:3]:
+            x[0, 129:] = x[1] = torch.nan
+    ours = run(flash_attention, "relative", leaves, weights, causal, backend="hopper", **options)
+    for got, expected in zip(ours, want, strict=True):
+        assert relative_error(got.detach(), expected.detach()) < 1e-2
+    assert not ours[0][1].any()
+    assert set(launches) == {"forward_kernel", "backward_kernel"}
+
+
+@pytest.mark.parametrize(("kind", "causal"), [("relative", False), ("relative", True), ("none", False)])
+def test_packed_documents_equal_each_document_alone(kind, causal, launches):
+    """Pitfall: packed documents see each other. Unused rows give 0 and take no gradient, whatever they hold."""
+    queries = torch.tensor([0, 7, 8, 8, 209, 230, 230], dtype=torch.int32, device=DEVICE)
+    keys = (
+        queries
+        if kind == "relative"
+        else torch.tensor([0, 130, 131, 140, 140, 230, 230], dtype=torch.int32, device=DEVICE)
+    )
+    leaves = make_inputs(kind, 1, 270, 270, 64, BF16)
+    leaves = [x.detach()[0].requires_grad_() if x.ndim == 4 else x for x in leaves]
+    ours = compare(
+        "hopper", kind, leaves, causal, reference=packed_attention_reference, cu_seqlens_q=queries, cu_seqlens_k=keys,
+        max_seqlen_q=201, max_seqlen_k=201, softmax_scale=0.125,
+    )  # fmt: skip
+    assert all(not x[230:].any() for x in ours[:4])
+    assert launches == ["forward_kernel", "backward_kernel"]
+
+
+def test_deterministic_backward_takes_two_kernels(launches):
+    leaves = make_inputs("relative", 1, 140, 140, 64, BF16)
+    torch.manual_seed(1)
+    weights = torch.randn_like(leaves[0])
+    with reproducible("hopper"):
+        torch.manual_seed(1)
+        first = compare("hopper", "relative", leaves, softmax_scale=0.125)
+        second = run(flash_attention, "relative", leaves, weights, backend="hopper", softmax_scale=0.125)
+    assert launches == ["forward_kernel", "backward_kernel", "query_kernel"] * 2
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def assert_equals_formula(leaves, make, causal):
+    """Compare outputs and gradients; `make` builds the bias from the leaves after q, k and v."""
+    weights = torch.randn_like(leaves[0])
+    results = []
+    for attention, options in ((flash_attention, {"backend": "hopper"}), (attention_reference, {})):
+        tensors = leaves if options else [x.detach().double().requires_grad_() for x in leaves]
+        out = attention(*tensors[:3], bias=make(*tensors[3:]), causal=causal, softmax_scale=0.125, **options)
+        results.append([out, *torch.autograd.grad(out, tensors, weights.to(out.dtype))])
+    for ours, exact in zip(*results, strict=True):
+        assert relative_error(ours.detach(), exact.detach()) < 8e-3
+
+
+@pytest.mark.parametrize(("symmetric", "causal"), [(True, False), (False, True)])
+def test_alibi_with_fixed_slopes(symmetric, causal, launches):
+    slopes = torch.tensor([0.5, 0.01], device=DEVICE)
+    leaves = make_inputs("none", 1, 150, 150, 64, BF16)
+    assert_equals_formula(leaves, lambda: AlibiBias(slopes, symmetric=symmetric), causal)
+    assert launches == ["forward_kernel", "backward_kernel"]
+
+
+@pytest.mark.parametrize("radius", [1, 40, 150])
+def test_tables_of_any_radius(radius, launches):
+    leaves = [
+        *make_inputs("none", 1, 200, 200, 64, BF16),
+        torch.randn(2, 2 * radius + 1, device=DEVICE, requires_grad=True),
+    ]
+    assert_equals_formula(leaves, DistanceBias, causal=radius == 1)
+    assert launches == ["forward_kernel", "backward_kernel"]
+
+
+def test_frozen_table_costs_nothing(launches, monkeypatch):
+    monkeypatch.setattr(launch, "_sum_table", None)
+    leaves = make_inputs("relative", 1, 100, 100, 64, BF16)
+    leaves[3] = leaves[3].detach()
+    out = flash_attention(*leaves[:3], bias=DistanceBias(leaves[3].T.contiguous()[:, :7]), backend="hopper")
+    assert all(g.any() for g in torch.autograd.grad(out.sum(), leaves[:3]))
+    assert launches == ["forward_kernel", "backward_kernel"]
+
+
+def test_three_consumers(monkeypatch, launches):
+    """Long rows take tiles of 192 queries; the last has rows that none of the third group's queries stand on."""
+    monkeypatch.setattr(configuration, "_THREE_CONSUMERS_FROM", 100)
+    seen = []
+    original = launch.constants
+    monkeypatch.setattr(launch, "constants", lambda *a: seen.append(original(*a)) or original(*a))
+    compare("hopper", "relative", make_inputs("relative", 1, 256, 256, 64, BF16), softmax_scale=0.125)
+    assert seen[0]["NC"] == 3
+
+
+def test_strided_inputs_are_read_where_they_lie(launches, monkeypatch):
+    """Slices of a joint projection, and heads before rows in memory: no copy, so no `contiguous` on the way."""
+    joint = torch.randn(2, 150, 2, 3 * 64, device=DEVICE).to(BF16).requires_grad_()
+    q, k, v = joint.chunk(3, dim=-1)
+    k = k.transpose(1, 2).contiguous().transpose(1, 2)
+    described = []
+    original = launch.rows_descriptor
+    monkeypatch.setattr(launch, "rows_descriptor", lambda x, *a: described.append(x.data_ptr()) or original(x, *a))
+    out = flash_attention(q, k, v, backend="hopper", softmax_scale=0.125)
+    (grad,) = torch.autograd.grad(out.float().square().sum(), joint)
+    assert {x.data_ptr() for x in (q, k, v)} <= set(described)
+    want_joint = joint.detach().double().requires_grad_()
+    want = attention_reference(*want_joint.chunk(3, dim=-1), softmax_scale=0.125)
+    (want_grad,) = torch.autograd.grad(want.square().sum(), want_joint)
+    assert relative_error(out.detach(), want.detach()) < 4e-3
+    assert relative_error(grad, want_grad) < 1e-2
+    assert launches == ["forward_kernel", "backward_kernel"]
+
+
+@pytest.mark.skipif(CUDA, reason="the device itself runs the kernels")
+@pytest.mark.parametrize(("part", "message"), [("wait", "while|under way"), ("arrive", "deadlock")])
+def test_the_emulator_sees_what_a_barrier_is_for(part, message, monkeypatch):
+    kernel = EmulatedKernel("forward_kernel")
+    space = kernel.function.__globals__
+    parts = dict(vars(space["mbarrier"]), **{part: lambda *a, **k: None})
+    monkeypatch.setitem(space, "mbarrier", types.SimpleNamespace(**parts))
+    monkeypatch.setattr(launch, "forward_kernel", kernel)
+    monkeypatch.setattr(dispatch, "_give_up", lambda configuration, device, error: (_ for _ in ()).throw(error))
+    with pytest.raises(HazardError, match=message):
+        flash_attention(*make_inputs("none", 1, 300, 300, 64, BF16), backend="hopper")

@@ -1,0 +1,146 @@
+"""Which program of a Hopper kernel takes which tile: each exactly once, evenly, whatever the lengths."""
+
+import math
+
+import pytest
+import torch
+import triton
+
+from fat5.ops.attention.hopper.records import BEYOND, KEY_TILES, QUERY_TILES, make_records
+from fat5.ops.attention.hopper.setup import ALIBI, DISTANCE, NONE, setup_kernel
+from fat5.ops.attention.tile_scores import END_OFFSET, OWN_OFFSET
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs these kernels in the tests of attention")
+HEADS = 3
+
+
+def deal(blocks, sequences, programs, falling):
+    """Return the schedule [turns, programs] of causal tiles."""
+    tiles = blocks * sequences
+    programs = min(programs, tiles)
+    turns = triton.cdiv(tiles, programs)
+    schedule = torch.full((turns, programs), -7, dtype=torch.int32)
+    grid = (triton.cdiv(turns * programs, 256),)
+    setup_kernel[grid](
+        None, torch.zeros(2), schedule, 1.0, 5, 0, 2, tiles, blocks, programs, turns,
+        RADIUS=0, BIAS=NONE.value, CAUSAL=True, REVERSED=False, FALLING=falling, BLOCK=256,
+    )  # fmt: skip
+    return schedule
+
+
+@pytest.mark.parametrize("falling", [False, True])
+@pytest.mark.parametrize(("blocks", "sequences", "programs"), [(8, 192, 132), (32, 6, 11), (3, 50, 20), (7, 3, 132)])
+def test_causal_tiles_are_dealt_once_and_evenly(blocks, sequences, programs, falling):
+    schedule = deal(blocks, sequences, programs, falling)
+    assert sorted(schedule[schedule >= 0].tolist()) == list(range(blocks * sequences))
+    assert int(schedule.min()) >= -1
+    work = blocks - schedule % blocks if falling else schedule % blocks + 1
+    loads = torch.where(schedule >= 0, work, 0).sum(0)
+    assert int(loads.max()) <= max(blocks, 1.06 * float(loads.float().mean()) + 1)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", [NONE, DISTANCE, ALIBI])
+def test_table_holds_the_bias_by_distance_in_pairs(kind, causal, reverse):
+    radius, span, scale = 4, 30, 0.5
+    bias = {0: None, 1: torch.randn(HEADS, 2 * radius + 1), 2: torch.rand(HEADS)}[kind.value]
+    table = torch.full((HEADS, 2 * span, 2), torch.nan)
+    programs = triton.cdiv(2 * span, 16)
+    setup_kernel[(programs * HEADS,)](
+        bias, table, table, scale, span, programs, HEADS, 0, 1, 1, 1,
+        RADIUS=radius, BIAS=kind.value, CAUSAL=causal, REVERSED=reverse, FALLING=False, BLOCK=16,
+    )  # fmt: skip
+    distance = torch.arange(-span, span + 1) * (-1 if reverse else 1)
+    want = {
+        0: lambda: torch.zeros(HEADS, len(distance)),
+        1: lambda: bias[:, distance.clamp(-radius, radius) + radius] / scale,
+        2: lambda: bias[:, None] * -distance.abs() / scale,
+    }[kind.value]()
+    if causal:
+        want = want.masked_fill(distance > 0, -torch.inf)
+    assert torch.equal(table[..., 0], want[:, :-1])
+    assert torch.equal(table[..., 1], want[:, 1:])
+
+
+def offsets(lengths):
+    """Offsets of documents of these lengths, and an empty one at the end."""
+    return torch.tensor([0, *torch.tensor(lengths).cumsum(0), sum(lengths)], dtype=torch.int32)
+
+
+def records_of(kind, queries, keys, causal, programs):
+    cu_q, cu_k = offsets(queries), offsets(keys)
+    total_q, total_k = sum(queries) + 37, sum(keys) + 99
+    tiles = triton.cdiv(total_k if kind is KEY_TILES else total_q, 128) + len(queries) + 1
+    arguments = {
+        "CuQ": cu_q, "CuK": cu_k, "KeyStarts": None, "KeyLengths": None, "Offsets": None, "offset": 0, "M": total_q,
+        "N": total_k, "sequences": len(queries) + 1, "row_slots": 0, "pitch": total_q,
+        "KIND": kind.value, "PADDED": kind is KEY_TILES,
+        "VARLEN": True, "OFFSET": END_OFFSET.value, "HAS_STARTS": False, "HAS_LENGTHS": False,
+    }  # fmt: skip
+    return make_records(arguments, torch.device("cpu"), tiles, HEADS, programs, causal)
+
+
+def cost_of(record, kind, causal):
+    """Tiles of the other side that a tile has to do with."""
+    _, first, _, _, _, _, queries, keys, shift = record[:9]
+    if kind is KEY_TILES:
+        return max(0, math.ceil(queries / 64) - (max(0, first - shift) // 64 if causal else 0))
+    seen = min(keys, first + 128 + shift) if causal else keys
+    return max(1, math.ceil(seen / 128))
+
+
+CASES = [
+    ([5, 0, 300, 1, 129, 128], None, 5),
+    ([64] * 9, None, 132),
+    ([700, 3], [20, 650], 4),
+    ([0, 0, 7], [9, 0, 300], 1),
+]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", [QUERY_TILES, KEY_TILES])
+@pytest.mark.parametrize(("queries", "keys", "programs"), CASES)
+def test_records_of_documents(queries, keys, programs, kind, causal):
+    """Every tile of every document and head once, longest first, with its document's place and lengths."""
+    keys = keys or queries
+    records = records_of(kind, queries, keys, causal, programs)
+    lengths = keys if kind is KEY_TILES else queries
+    starts_q, starts_k = offsets(queries).tolist(), offsets(keys).tolist()
+    blocks = [(d, b) for d, n in enumerate(lengths) for b in range(math.ceil(n / 128))]
+    expected = {(head, slot): blocks[slot] for head in range(HEADS) for slot in range(len(blocks))}
+    padded = [64 * sum(math.ceil(n / 64) for n in queries[:d]) for d in range(len(queries))]
+    costs = []
+    for turn, row in enumerate(records.tolist()):
+        for record in row if turn % 2 == 0 else reversed(row):  # dealt forth and back
+            if record[0] < 0:
+                continue
+            document, block = expected.pop((record[0], record[10]))
+            assert record[1] == 128 * block
+            assert record[6:9] == [queries[document], keys[document], keys[document] - queries[document]]
+            assert record[2] + record[3] - BEYOND.value == starts_q[document]
+            assert record[4] + record[5] - BEYOND.value == starts_k[document]
+            assert record[9] == (padded[document] if kind is KEY_TILES else starts_q[document])
+            costs.append(cost_of(record, kind, causal))
+    assert not expected
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_records_of_padded_rows_move_positions_to_the_first_real_key():
+    starts, lengths, own = torch.tensor([0, 30, 90]), torch.tensor([100, 60, 50]), torch.tensor([4, -2, 7])
+    arguments = {
+        "CuQ": None, "CuK": None, "KeyStarts": starts, "KeyLengths": lengths, "Offsets": own, "offset": 0, "M": 200,
+        "N": 100, "sequences": 3, "row_slots": 8, "pitch": 200,
+        "KIND": QUERY_TILES.value, "PADDED": False, "VARLEN": False,
+        "OFFSET": OWN_OFFSET.value, "HAS_STARTS": True, "HAS_LENGTHS": True,
+    }  # fmt: skip
+    records = make_records(arguments, torch.device("cpu"), 6, HEADS, 18, False).view(-1, 16)
+    records = records[records[:, 0] >= 0]
+    assert len(records) == 2 * 3 * HEADS
+    for row, (keys, shift) in enumerate([(100, 4), (60, -32), (10, -83)]):  # the last row's keys end with the tensor
+        of_row = records[records[:, 9] == row * HEADS * 200]
+        assert set(of_row[:, 10].tolist()) == {8 * row, 8 * row + 1}
+        assert len(of_row) == 2 * HEADS
+        assert of_row[:, 6:9].unique(dim=0).tolist() == [[200, keys, shift]]
+        assert set((of_row[:, 2] + of_row[:, 3] - BEYOND.value).tolist()) == {200 * row}
+        assert set((of_row[:, 4] + of_row[:, 5] - BEYOND.value).tolist()) == {100 * row + int(starts[row])}
