@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 
 from fat5.ops import flash_attention
-from fat5.ops.attention.backends import BACKENDS
+from fat5.ops.attention.backends import BACKENDS, HOPPER_SWITCH, hopper_by_default
 from fat5.ops.attention.bias import RelativeBias
 from fat5.ops.attention.reference import attention_reference
 from fat5.version import __version__
@@ -104,6 +104,9 @@ def _backends() -> list[Check]:
             checks.append(Check("attention backends", name, f"not available: {missing}"))
             continue
         gpu = torch.cuda.is_available()
+        if name == "hopper" and not hopper_by_default():
+            checks.append(Check("attention backends", name, f"not in use: set {HOPPER_SWITCH}=1 to try and compare it"))
+            continue
         for device in ["cpu", "cuda"] if name == "torch" and gpu else ["cuda" if gpu else "cpu"]:
             checks.append(_self_check(name, device))
         if name == "hopper":

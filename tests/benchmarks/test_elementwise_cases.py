@@ -36,9 +36,9 @@ def test_every_implementation_passes_the_gate(case, dtype, monkeypatch):
     assert passed >= 4
 
 
+@torch._functorch.config.patch("donated_buffer", True)  # which timing changes, and this puts back
 def test_compiled_peers_can_be_timed(monkeypatch, tmp_path):
     """Pitfall: the backward of a compiled function runs once for each forward, unless it is told otherwise."""
-    monkeypatch.setattr(torch._functorch.config, "donated_buffer", True)  # put back at the end
     compile_for_real = torch.compile
     options = {"backend": "aot_eager"}
     monkeypatch.setattr(torch, "compile", lambda function, **given: compile_for_real(function, **given | options))

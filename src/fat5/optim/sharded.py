@@ -92,11 +92,12 @@ class ShardedAdamWScale(torch.optim.Optimizer):
         torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1.0 - beta2)
 
         values = [_local(parameter).to(wide, copy=True) for parameter in parameters]
+        rms = whole_rms(values, parameters)
         if compensations:
             torch._foreach_add_(values, [compensation.to(wide) for compensation in compensations])
         torch._foreach_add_([state["step"] for state in states], 1.0)
         step = torch.stack([state["step"] for state in states]).to(wide)
-        step_size = lr * whole_rms(values, parameters).clamp_min_(_MIN_SCALE) / _bias_correction(beta1, step)
+        step_size = lr * rms.clamp_min_(_MIN_SCALE) / _bias_correction(beta1, step)
         denominators = torch._foreach_sqrt(exp_avg_sqs)
         torch._foreach_div_(denominators, list(_bias_correction(beta2, step).sqrt().unbind()))
         torch._foreach_add_(denominators, group["eps"])

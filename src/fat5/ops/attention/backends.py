@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,9 @@ from fat5.errors import nearest
 from fat5.ops.attention import torch_backend
 from fat5.ops.attention.custom_ops import define_ops
 from fat5.ops.attention.hopper.support import takes_tensors
+
+HOPPER_SWITCH = "FAT5_HOPPER"
+"""Environment variable: 1 lets "auto" take the backend `hopper`, whose kernels have not been run on a card yet."""
 
 MIN_CAPABILITY = (8, 0)
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
@@ -93,7 +97,7 @@ def choose_backend(name: str, q: Tensor) -> Any:
     if name == "auto":
         if not q.is_cuda or _cached_reason("triton") is not None or _triton_refuses(q) is not None:
             return _OPS["torch"]
-        faster = _cached_reason("hopper") is None and takes_tensors(q)
+        faster = hopper_by_default() and _cached_reason("hopper") is None and takes_tensors(q)
         return _OPS["hopper" if faster else "triton"]
     if name not in BACKENDS:
         raise ValueError(f"got backend={name!r}; expected 'auto' or one of {sorted(BACKENDS)}{nearest(name, BACKENDS)}")
@@ -101,6 +105,12 @@ def choose_backend(name: str, q: Tensor) -> Any:
     if reason is not None:
         raise ValueError(f"got backend={name!r}, which does not work here: {reason}; use 'auto' or 'torch'")
     return _OPS[name]
+
+
+@torch.compiler.assume_constant_result
+def hopper_by_default() -> bool:
+    """Return whether "auto" may take the backend `hopper`."""
+    return os.environ.get(HOPPER_SWITCH) == "1"
 
 
 _reasons: dict[str, str | None] = {}
