@@ -34,6 +34,7 @@ test-all: lint  ## the slow tests too
 
 compile-gate: $(VENV)/.dev  ## compile every kernel for every card with every set of flags, without a GPU
 	TRITON_INTERPRET=0 $(BIN)/python -m tests.ops.compile_gate --all --jobs $(JOBS)
+	TRITON_INTERPRET=0 $(BIN)/python -m tests.ops.hopper_gate --all --jobs $(JOBS)
 
 lint: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff check .
