@@ -36,7 +36,7 @@ from tests.ops.sass import overwritten_operands
 
 BINARIES = Path(triton.backends.__file__).parent / "nvidia" / "bin"
 KERNELS = {"forward_kernel": forward_kernel, "backward_kernel": backward_kernel, "query_kernel": query_kernel}
-MAX_SPILL_BYTES = {  # by kernel and head dimension: the measured sketch's, and the forward's at 128 with tails, 132
+MAX_SPILL_BYTES = {  # by kernel and head dimension: as found, with some room (the forward's at 128 with tails: 132)
     ("forward_kernel", 64): 16,
     ("forward_kernel", 128): 136,
     ("backward_kernel", 64): 64,

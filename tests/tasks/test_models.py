@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -28,6 +27,7 @@ from fat5.tasks.finetune import finetune
 from fat5.tasks.models import load_task_model
 from fat5.tasks.registry import task_class
 from fat5.tasks.settings import ModelSettings
+from fat5.training.accounts import Energy
 from tests.data.small_tokenizer import small_tokenizer
 from tests.tasks.conftest import toy_config, write_task
 
@@ -159,30 +159,30 @@ def test_lora_that_cannot_be(checkpoint, tmp_path, monkeypatch):
         finetune(toy_config("classification", data, *settings))
 
 
-def test_energy_is_measured_offline_and_skipped_without_the_package(monkeypatch, caplog):
-    class Tracker:
-        def __init__(self, **settings):
-            assert settings["country_iso_code"] == "FRA"
+def test_energy_is_measured_and_skipped_without_the_package(monkeypatch, caplog):
+    class Meter:
+        def __init__(self, country, gpus):
+            assert (country, gpus) == ("FRA", None)
 
-        def start(self):
-            pass
+        def __enter__(self):
+            return self
 
-        def stop(self):
-            self.final_emissions_data = SimpleNamespace(energy_consumed=0.25)
-            return 0.014
+        def __exit__(self, *error):
+            self.over = True
 
-    stand_in = ModuleType("codecarbon")
-    stand_in.OfflineEmissionsTracker = Tracker
-    sources = ModuleType("codecarbon.input")
-    sources.DataSource = lambda: SimpleNamespace(get_global_energy_mix_data=lambda: {"FRA": {}, "DEU": {}})
-    monkeypatch.setitem(sys.modules, "codecarbon", stand_in)
-    monkeypatch.setitem(sys.modules, "codecarbon.input", sources)
-    monkeypatch.setattr(energy, "find_spec", lambda name: stand_in)
+        def read(self):
+            assert self.over, "read before the end"
+            return Energy(kwh=0.25, co2_kg=0.014)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(energy, "EnergyMeter", Meter)
+    monkeypatch.setattr(energy, "find_spec", lambda name: name)
     with energy.measured_energy("FRA") as figures:
         assert figures == {}
     assert figures == {"energy_kwh": 0.25, "co2_kg": 0.014}
-    with pytest.raises(ConfigError, match=r"is 'FRE', expected a code such as FRA"), energy.measured_energy("FRE"):
+    with energy.measured_energy(None) as figures:
         pass
+    assert figures == {}
     monkeypatch.setattr(energy, "find_spec", lambda name: None)
     with caplog.at_level("INFO"), energy.measured_energy("FRA") as figures:
         pass

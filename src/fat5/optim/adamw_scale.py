@@ -236,7 +236,7 @@ class AdamWScale(torch.optim.Optimizer):
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
         for name in names:
             if name not in state:
-                state[name] = torch.zeros_like(parameter, dtype=_state_dtype(name, parameter))
+                state[name] = torch.zeros_like(parameter, dtype=state_dtype(name, parameter))
         return {name: state[name] for name in ("step", *names)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -272,7 +272,7 @@ class AdamWScale(torch.optim.Optimizer):
                         f"AdamWScale: expected {name} of shape {tuple(expected)} for parameter {index}, "
                         f"got {tuple(value.shape)}; the state dict is another model's"
                     )
-                restored = torch.empty(expected, dtype=_state_dtype(name, parameter), device=parameter.device)
+                restored = torch.empty(expected, dtype=state_dtype(name, parameter), device=parameter.device)
                 self.state[parameter][name] = restored.copy_(value)
 
 
@@ -288,7 +288,8 @@ def _check_whole(parameter: Tensor) -> None:
         if getattr(parameter, mark, False):
             raise ValueError(
                 f"AdamWScale: got {what}; expected whole parameters, since the step is scaled by the RMS of the whole "
-                "tensor and a rank has only its shard; use DistributedDataParallel"
+                "tensor and a rank has only its shard; parameters of fully_shard (FSDP2) are for "
+                "fat5.optim.sharded.ShardedAdamWScale, which fat5.optim.build_optimizer chooses"
             )
 
 
@@ -309,7 +310,8 @@ def check_settings(
         raise ValueError(f"{name}: expected weight_decay >= 0, got {weight_decay}")
 
 
-def _state_dtype(name: str, parameter: Tensor) -> torch.dtype:
+def state_dtype(name: str, parameter: Tensor) -> torch.dtype:
+    """Return the type of one part of a parameter's state."""
     if name == "step":
         return torch.float32
     return torch.promote_types(parameter.dtype, torch.float32) if name == "exp_avg_sq" else parameter.dtype

@@ -121,6 +121,10 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     if config.name == "adamw_scale" and any(map(is_sharded, parameters)):
         if config.fused:
             raise ConfigError("optimizer.fused is true, but its kernels take no sharded parameters; leave it out")
+        if config.foreach is False:
+            raise ConfigError(
+                "optimizer.foreach is false, but sharded parameters are updated many at a time; leave it out"
+            )
         from fat5.optim.sharded import ShardedAdamWScale
 
         return ShardedAdamWScale(

@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.optimizer import ParamsT
 
-from fat5.optim.adamw_scale import check_settings
-
-_MIN_SCALE = 1e-3
+from fat5.optim.adamw_scale import check_settings, state_dtype
+from fat5.optim.torch_updates import MIN_SCALE, bias_correction
 
 
 class ShardedAdamWScale(torch.optim.Optimizer):
@@ -97,9 +96,9 @@ class ShardedAdamWScale(torch.optim.Optimizer):
             torch._foreach_add_(values, [compensation.to(wide) for compensation in compensations])
         torch._foreach_add_([state["step"] for state in states], 1.0)
         step = torch.stack([state["step"] for state in states]).to(wide)
-        step_size = lr * rms.clamp_min_(_MIN_SCALE) / _bias_correction(beta1, step)
+        step_size = lr * rms.clamp_min_(MIN_SCALE) / bias_correction(beta1, step)
         denominators = torch._foreach_sqrt(exp_avg_sqs)
-        torch._foreach_div_(denominators, list(_bias_correction(beta2, step).sqrt().unbind()))
+        torch._foreach_div_(denominators, list(bias_correction(beta2, step).sqrt().unbind()))
         torch._foreach_add_(denominators, group["eps"])
         torch._foreach_div_(change, denominators)
         torch._foreach_mul_(change, list(step_size.unbind()))
@@ -117,11 +116,11 @@ class ShardedAdamWScale(torch.optim.Optimizer):
         if "step" not in state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
             names = ["exp_avg", "exp_avg_sq"]
-            if kahan and _state_dtype("exp_avg_sq", parameter) != parameter.dtype:
+            if kahan and state_dtype("exp_avg_sq", parameter) != parameter.dtype:
                 names.append("compensation")
             for name in names:
                 if name not in state:
-                    state[name] = torch.zeros_like(parameter, dtype=_state_dtype(name, parameter))
+                    state[name] = torch.zeros_like(parameter, dtype=state_dtype(name, parameter))
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -132,7 +131,7 @@ class ShardedAdamWScale(torch.optim.Optimizer):
         super().load_state_dict({**state_dict, "state": {}})
         for index, parameter in zip(ids, parameters, strict=True):
             for name, value in state_dict["state"].get(index, {}).items():
-                value = torch.as_tensor(value).to(device=parameter.device, dtype=_state_dtype(name, parameter))
+                value = torch.as_tensor(value).to(device=parameter.device, dtype=state_dtype(name, parameter))
                 self.state[parameter][name] = value.clone() if name == "step" else shard_like(value, parameter)
 
 
@@ -190,13 +189,3 @@ def shard_like(value: Tensor, parameter: DTensor) -> DTensor:
 
 def _local(tensor: Tensor | None) -> Tensor:
     return cast(DTensor, tensor).to_local()
-
-
-def _state_dtype(name: str, parameter: Tensor) -> torch.dtype:
-    if name == "step":
-        return torch.float32
-    return torch.promote_types(parameter.dtype, torch.float32) if name == "exp_avg_sq" else parameter.dtype
-
-
-def _bias_correction(beta: float, step: Tensor) -> Tensor:
-    return -torch.expm1(step * (math.log(beta) if beta else -math.inf))

@@ -51,7 +51,7 @@ def grad_norms(entries: Iterable[Entry]) -> list[Tensor]:
     ]
 
 
-def _bias_correction(beta: float, step: Tensor) -> Tensor:
+def bias_correction(beta: float, step: Tensor) -> Tensor:
     """Return 1 - beta^step; through expm1, since float32 would lose the digits of 1 - 0.999."""
     return -torch.expm1(step * (math.log(beta) if beta else -math.inf))
 
@@ -87,8 +87,8 @@ def _update_one(
     if compensation is not None:
         value += compensation
     step = state["step"].add_(1.0).to(wide)
-    step_size = lr * rms.clamp_min(MIN_SCALE) / _bias_correction(beta1, step)
-    denominator = exp_avg_sq.sqrt().div_(_bias_correction(beta2, step).sqrt()).add_(eps)
+    step_size = lr * rms.clamp_min(MIN_SCALE) / bias_correction(beta1, step)
+    denominator = exp_avg_sq.sqrt().div_(bias_correction(beta2, step).sqrt()).add_(eps)
     if weight_decay:
         value *= 1.0 - lr * weight_decay
     value -= first.div(denominator).mul_(step_size)
@@ -156,10 +156,10 @@ def _update_bucket(
     torch._foreach_add_(steps, 1.0)
     step = torch.stack(steps).to(wide)
     torch._foreach_div_(norms, [math.sqrt(max(1, parameter.numel())) for parameter in parameters])
-    step_size = lr * torch.stack(norms).clamp_min_(MIN_SCALE) / _bias_correction(beta1, step)
+    step_size = lr * torch.stack(norms).clamp_min_(MIN_SCALE) / bias_correction(beta1, step)
     torch._foreach_copy_(scratch, exp_avg_sqs)
     torch._foreach_sqrt_(scratch)
-    torch._foreach_div_(scratch, list(_bias_correction(beta2, step).sqrt().unbind()))
+    torch._foreach_div_(scratch, list(bias_correction(beta2, step).sqrt().unbind()))
     torch._foreach_add_(scratch, eps)
     torch._foreach_div_(change, scratch)
     torch._foreach_mul_(change, list(step_size.unbind()))

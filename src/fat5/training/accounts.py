@@ -69,7 +69,8 @@ class EnergyMeter:
         except ImportError as error:
             raise ConfigError(
                 "measuring energy needs the package codecarbon, which is not installed; "
-                "pip install 'fat5[accounts]', or leave accounts.energy at false"
+                "pip install 'fat5[accounts]', or leave it unmeasured (accounts.energy=false; in a finetuning "
+                "training.country=null)"
             ) from error
         known = DataSource().get_global_energy_mix_data()
         if country not in known:

@@ -81,7 +81,8 @@ class TrainingConfig:
         data_parallel_shard_degree: GPUs that share one copy of the weights, gradients and optimiser state (FSDP2); 1:
             each has its own (DDP); -1: all share one; a number between: groups of so many, best those of a machine.
         gradient_checkpointing: Recompute activations in the backward pass: less memory, about a third more time.
-        compile: Compile model and loss with torch.compile, as one graph: the first step then takes a minute or so.
+        compile: Compile model and loss with torch.compile, as one graph (a graph a layer where weights are sharded);
+            the first step then takes a minute or so.
         compile_mode: torch.compile's mode. "reduce-overhead" replays CUDA graphs, which pays where the host cannot keep
             up with the GPU: small models and small batches.
         profile: Steps to profile, behind the first five: a trace is written into output_dir, and the shares of matrix

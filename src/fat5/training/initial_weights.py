@@ -15,7 +15,7 @@ from fat5.optim import is_sharded
 from fat5.training.model_config import ModelConfig
 
 # What a run may choose without another shape or meaning of the weights.
-_FREE = ("dropout_rate", "z_loss", "label_smoothing", "attention_backend")
+_FREE = ("dropout_rate", "z_loss", "label_smoothing", "attention_backend", "kernel_backend")
 _FAULTS = ("missing", "unexpected", "mismatched")
 _SPECIAL_IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
 
@@ -23,11 +23,11 @@ _SPECIAL_IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
 def load_initial_model(
     source: str, settings: ModelConfig, wanted: FAT5Config, tokenizer_length: int
 ) -> FAT5ForConditionalGeneration:
-    """Return the model of a checkpoint in float32, with the run's own dropout, z-loss, smoothing and backend.
+    """Return the model of a checkpoint in float32, with the run's own dropout, z-loss, smoothing and backends.
 
     Args:
         source: Folder or hub name of the checkpoint.
-        settings: `model` of the run: what is set there beside those four must be the checkpoint's.
+        settings: `model` of the run: what is set there beside those five must be the checkpoint's.
         wanted: The same, built for the run's tokenizer.
         tokenizer_length: Ids of the run's tokenizer.
 

@@ -43,7 +43,7 @@ def flash_attention(
         k: [B, Lk, H, D], or packed [total_k, H, D]; type and device of q.
         v: shaped as k.
         bias: `RelativeBias`, `DistanceBias`, `AlibiBias`, `DenseBias` (not packed) or None. Its gradient is summed in
-            float32.
+            float32 (the one-pass backward of `hopper` adds tiles near the diagonal in the type of q).
         causal: hide the keys that come after the query.
         softmax_scale: factor of the scores. T5's is 1.0, the default; others use `D ** -0.5`.
         query_offset: int or int tensor [B] (packed: [documents]). By default Lk - Lq, of each document when packed.
