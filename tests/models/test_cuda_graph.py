@@ -82,6 +82,21 @@ def test_equals_generate(encoding, holes, steps, captures):
     assert bool(captures) == (steps == "device")
 
 
+@pytest.mark.parametrize("encoding", ["relative", "alibi"])
+def test_one_row_alone(steps, encoding):
+    """The offset of a single row must not be the counter itself, which the last layer moves on before it attends."""
+    model, inputs = make_model(encoding), {name: value[1:2] for name, value in batch().items()}
+    options = inputs | {"max_new_tokens": 16, "do_sample": False, "eos_token_id": None}
+    want = model.generate(**options)
+    assert torch.equal(model.generate(**options, cuda_graph=True), want)
+    assert len(want.unique()) > 3
+    logits = [
+        model.generate(**options, cuda_graph=on, output_logits=True, return_dict_in_generate=True).logits
+        for on in (False, True)
+    ]
+    torch.testing.assert_close(torch.stack(logits[1]), torch.stack(logits[0]))
+
+
 def test_rows_end_where_they_end_in_generate(steps):
     """Each row at its EOS, the loop when all have ended, one step or many before it looks."""
     model, inputs = make_model("relative"), batch()

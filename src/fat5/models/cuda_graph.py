@@ -42,10 +42,12 @@ def record_graph(function: Callable[[], Tensor], device: torch.device) -> Callab
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            # On this device's own stream: PyTorch's default one for captures is that of the first device that captured.
+            # And inside it, so that the thread leaves it even where the end of a failed capture raises.
+            with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 result = function()
         except RuntimeError as error:
-            reason = str(error).splitlines()[0]
+            reason = str(error.__context__ or error).splitlines()[0]
             raise RuntimeError(f"a step cannot be a CUDA graph ({reason}); generate without cuda_graph") from error
 
     def replay() -> Tensor:

@@ -113,6 +113,8 @@ class StepCache(EncoderDecoderCache):
             attention = cast(Attention, cast(Any, block).layer[1].EncDecAttention)
             for buffer, new in zip(kept, attention.keys_and_values(encoder_states), strict=True):
                 buffer[:, :length] = new
+                if source.mask is not None:
+                    buffer[:, length:] = 0  # a bias of -inf would not hide a NaN of an earlier call
         if source.mask is not None:
             self._source_mask.zero_()
             self._source_mask[:, :length] = source.mask
@@ -194,7 +196,8 @@ class StepCache(EncoderDecoderCache):
     @property
     def past(self) -> int | Tensor:
         """Tokens in the cache."""
-        return self._position[0] if self._in_graph else self.length
+        # A copy: the last layer moves the counter on before it attends.
+        return self._position[0].clone() if self._in_graph else self.length
 
     def num_keys(self, num_queries: int) -> int:
         """Return the length of the keys that self-attention sees."""

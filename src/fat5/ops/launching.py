@@ -52,7 +52,8 @@ def launch(
         candidates: What to try instead.
         run: Launches with a tile; may be called any number of times.
     """
-    if not autotuning() or device.type != "cuda":
+    # A capture cannot be timed.
+    if not autotuning() or device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return run(preferred)
     place = (kernel, size, device)
     if place not in _chosen:

@@ -75,6 +75,7 @@ def locate(
             "form; pad the batch instead, or use the rotary encoding"
         )
     batch, length, device = hidden_states.shape[0], hidden_states.shape[-2], hidden_states.device
+    look = not isinstance(past, Tensor)  # a count on the device belongs to a step that is a graph, or is to become one
     if position_range is not None:
         if num_keys is not None:
             raise ValueError(
@@ -85,9 +86,9 @@ def locate(
     elif encoding == "rotary":
         # Rotary scores depend on distances alone: the slots of padded rows do.
         slots = layout if layout.is_packed else SequenceLayout()
-        ids = query_ids = token_positions(slots, length, device) + past
+        ids = query_ids = token_positions(slots, length, device, look=look) + past
     else:
-        ids = query_ids = token_positions(layout, length if num_keys is None else num_keys, device)
+        ids = query_ids = token_positions(layout, length if num_keys is None else num_keys, device, look=look)
         if num_keys is not None:
             query_ids = ids.index_select(1, torch.arange(length, device=device) + past)
     if encoding != "rotary":

@@ -29,13 +29,14 @@ def packed_tokens(cu_seqlens: Tensor, num_tokens: int) -> PackedTokens:
     return PackedTokens(document, cu_seqlens[document])
 
 
-def token_positions(layout: SequenceLayout, num_tokens: int, device: torch.device) -> Tensor:
+def token_positions(layout: SequenceLayout, num_tokens: int, device: torch.device, *, look: bool = True) -> Tensor:
     """Return the position of each token, from 0 at the first real token of its sequence.
 
     Args:
         layout: Layout of the batch.
         num_tokens: Tokens of a padded row, or of the packed batch.
         device: Where the result is made.
+        look: False where no one may wait for the device, or where a graph is being prepared that cannot.
 
     Returns:
         int64 [1, L] where all rows are alike, else [B, L]; packed [total]. Padding before the first token counts as 0.
@@ -47,7 +48,7 @@ def token_positions(layout: SequenceLayout, num_tokens: int, device: torch.devic
     # Rows that all start at 0 share their positions: worth the wait for the device, as what is made of the positions
     # is quadratic. A graph cannot look, traced or captured.
     in_graph = torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
-    if starts is None or not (in_graph or starts.any()):
+    if starts is None or not (in_graph or not look or starts.any()):
         return rows[None]
     return (rows - starts[:, None]).clamp_min(0)
 

@@ -124,11 +124,14 @@ def define_hidden_ops(
         return loss, z_share, correct, by_hidden, by_weight.to(wide)
 
     def setup_sum(ctx, inputs, output):
+        ctx.set_materialize_grads(False)  # zeros for the gradients among the outputs would be as large as they are
         ctx.weight_dtype = inputs[1].dtype
         ctx.gradients_wanted = inputs[-2:]
         ctx.save_for_backward(output[3], output[4])
 
     def differentiate_sum(ctx, grad, *_):
+        if grad is None:
+            return (None,) * 9
         by_hidden, by_weight = scale_gradients(grad, *ctx.saved_tensors, ctx.weight_dtype)
         hidden_wanted, weight_wanted = ctx.gradients_wanted
         return by_hidden if hidden_wanted else None, by_weight if weight_wanted else None, *(None,) * 7
@@ -177,10 +180,13 @@ def define_hidden_ops(
         return _fake_gradients(hidden, weight, *rest[-2:])
 
     def setup_rows(ctx, inputs, output):
+        ctx.set_materialize_grads(False)
         hidden, weight, labels, *ctx.settings = inputs
         ctx.save_for_backward(hidden, weight, labels, output[3])
 
     def differentiate_rows(ctx, grad, *_):
+        if grad is None:
+            return (None,) * 7
         wanted = ctx.needs_input_grad[:2]
         by_hidden, by_weight = rows_backward(grad, *ctx.saved_tensors, *ctx.settings, *wanted)
         return by_hidden if wanted[0] else None, by_weight if wanted[1] else None, *(None,) * 5

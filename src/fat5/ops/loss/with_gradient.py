@@ -59,6 +59,7 @@ def _(gradient, grad):
 class _LossWithGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, terms: LossTerms, mean: bool, overwrite: bool) -> Any:
+        ctx.set_materialize_grads(False)
         plain = neighbours(logits.detach())
         overwrite = overwrite and logits.is_contiguous()
         gradient = plain if overwrite else torch.empty(plain.shape, dtype=plain.dtype, device=plain.device)
@@ -70,7 +71,9 @@ class _LossWithGradient(torch.autograd.Function):
         return loss, z_share, correct, count
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> Any:
+        if grad is None:
+            return (None,) * 5
         gradient = ctx.gradient
         if gradient is not None and not torch.is_grad_enabled():
             ctx.gradient = None  # it belongs to the caller from here on

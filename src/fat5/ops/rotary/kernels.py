@@ -51,7 +51,7 @@ def rotary_kernel(
     """Rotate ROWS heads, token after token, of one sequence; `K` may be None."""
     batch = (tl.program_id(0) // tiles_a_sequence).to(tl.int64)
     row = (tl.program_id(0) % tiles_a_sequence) * ROWS + tl.arange(0, ROWS)[:, None]
-    token, head = (row // H).to(tl.int64), row % H
+    token, head = (row // H).to(tl.int64), (row % H).to(tl.int64)
     inside = token < length
     out = batch * length * (H * D) + row.to(tl.int64) * D
     table = batch * cos_batch + token * cos_token
