@@ -1,7 +1,7 @@
 """Compile the Hopper kernels for sm_90a without a GPU, and check what the assembler made of them.
 
-`python -m tests.ops.hopper_gate` compiles the worst cases, `--all` every configuration. It fails on spills beyond those
-of the measured kernels, on serialised matrix products (C75xx), on too much shared memory, and on A operands of wgmma
+`python -m tests.ops.hopper_gate` compiles the worst cases, `--all` every configuration. It fails on spills beyond
+its limits, on serialised matrix products (C75xx), on too much shared memory, and on A operands of wgmma
 that something overwrites (`sass.py`). Run it in a process of its own, with Triton's interpreter off.
 """
 
