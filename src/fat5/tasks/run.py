@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from fat5.data.table_files import Row
-from fat5.errors import ConfigError
 from fat5.tasks.registry import task_class
 from fat5.tasks.settings import TaskConfig, TaskTraining
 from fat5.tasks.splits import Splits, load_splits
 from fat5.tasks.task import Inference, Scores, Task
+from fat5.training.arguments import resolve_precision
 
 logger = logging.getLogger(__name__)
 
@@ -35,13 +35,7 @@ def uses_bf16(training: TaskTraining) -> bool:
     Raises:
         ConfigError: A GPU older than Ampere is asked for bf16, which it only emulates.
     """
-    device = device_of(training)
-    able = device.type == "cuda" and torch.cuda.get_device_capability()[0] >= 8
-    if training.precision == "bf16" and device.type == "cuda" and not able:
-        raise ConfigError(
-            f"training.precision is bf16, but {torch.cuda.get_device_name()} has no bf16 arithmetic; use fp32 or auto"
-        )
-    return able if training.precision == "auto" else training.precision == "bf16"
+    return resolve_precision(training.precision, training.device) == "bf16"
 
 
 def make_inference(training: TaskTraining) -> Inference:

@@ -13,22 +13,26 @@ from fat5.training.config import TrainingConfig
 logger = logging.getLogger(__name__)
 
 
-def resolve_precision(config: TrainingConfig) -> str:
-    """Return "bf16", "bf16-mixed" or "fp32" for `config.precision`, "auto" looked up.
+def resolve_precision(precision: str, device: str) -> str:
+    """Return `training.precision` with "auto" looked up: "bf16" on GPUs that have it, else "fp32".
+
+    Args:
+        precision: "auto", or what to return if the device can do it.
+        device: "auto" for the GPU if there is one, or "cpu".
 
     Raises:
         ConfigError: A GPU older than Ampere is asked for bf16, which it only emulates.
     """
-    on_gpu = config.device == "auto" and torch.cuda.is_available()
+    on_gpu = device == "auto" and torch.cuda.is_available()
     bf16_gpu = on_gpu and torch.cuda.get_device_capability()[0] >= 8
-    if config.precision == "auto":
+    if precision == "auto":
         return "bf16" if bf16_gpu else "fp32"
-    if on_gpu and not bf16_gpu and config.precision != "fp32":
+    if on_gpu and not bf16_gpu and precision != "fp32":
         raise ConfigError(
-            f"training.precision is {config.precision}, but {torch.cuda.get_device_name()} has no bf16 arithmetic; "
+            f"training.precision is {precision}, but {torch.cuda.get_device_name()} has no bf16 arithmetic; "
             "use fp32 or auto"
         )
-    return config.precision
+    return precision
 
 
 def training_arguments(config: TrainingConfig, *, evaluate: bool, precision: str) -> TrainingArguments:

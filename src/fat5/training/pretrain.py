@@ -89,7 +89,7 @@ def pretrain(config: PretrainConfig) -> PretrainResult:
     data = open_run_data(config.data, config.denoising)
     special = data.special_tokens
     model_config = config.model.build(len(data.tokenizer), pad=special.pad, eos=special.eos, bos=special.bos)
-    precision = resolve_precision(config.training)
+    precision = resolve_precision(config.training.precision, config.training.device)
     arguments = training_arguments(config.training, evaluate=data.validation is not None, precision=precision)
     facts = checkpoint_facts(
         config,
