@@ -448,6 +448,8 @@ _OVERRIDES = {
     "warpgroup_mma_wait": _product_wait,
     "fence_async_shared": lambda: None,
     "group_barrier": lambda: None,
+    "await_previous": lambda: None,
+    "release_next": lambda: None,
     "tma_load": _tma_load,
     "tma_store": _tma_store,
     "tma_add": lambda desc, coordinates, buffer: _tma_store(desc, coordinates, buffer, add=True),
@@ -470,11 +472,16 @@ def _namespace() -> dict[str, Any]:
     return space
 
 
+def kernel_function(name: str) -> Callable[..., Any]:
+    """Return a function of the kernels' files as plain Python."""
+    return _namespace()[name]
+
+
 class EmulatedKernel:
     """Stands for a kernel at launch: `kernel[grid](**arguments)`."""
 
     def __init__(self, name: str, seed: int = 0) -> None:
-        self.function, self.seed = _namespace()[name], seed
+        self.function, self.seed = kernel_function(name), seed
 
     def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
         def launch(num_warps: int, **arguments: Any) -> None:

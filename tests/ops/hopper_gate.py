@@ -24,7 +24,7 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from fat5.ops.attention.hopper import records, rows, setup, table_gradient
+from fat5.ops.attention.hopper import finish, records, rows, setup, table_gradient
 from fat5.ops.attention.hopper.backward import backward_kernel
 from fat5.ops.attention.hopper.configuration import Configuration
 from fat5.ops.attention.hopper.forward import forward_kernel
@@ -45,7 +45,7 @@ MAX_SPILL_BYTES = {  # by kernel and head dimension: as found, with some room (t
     ("query_kernel", 128): 96,
 }
 ELEMENTS = {torch.bfloat16: ("bf16", gl.bfloat16), torch.float16: ("fp16", gl.float16)}
-POINTERS = {"Table": "*i64", "LSE": "*fp32", "Delta": "*fp32", "Far": "*fp32", "Schedule": "*i32"}
+POINTERS = {"Table": "*i64", "LSE": "*fp32", "Delta": "*fp32", "Far": "*fp32", "Records": "*i32"}
 FLOATS = {"factor", "scale"}
 
 
@@ -128,10 +128,12 @@ def cases(everything: bool) -> Iterator[tuple[str, Configuration]]:
 _QUERIES_OR_KEYS = {"KIND": 0, "PADDED": False, "SLOTS": 64, "SHARE": 64}
 _DOCUMENTS = {"VARLEN": True, "OFFSET": 2, "HAS_STARTS": False, "HAS_LENGTHS": False}
 _ROWS = {"VARLEN": False, "OFFSET": 1, "HAS_STARTS": True, "HAS_LENGTHS": True}
-_TABLE = {"RADIUS": 91, "BIAS": 1, "CAUSAL": True, "REVERSED": True, "FALLING": True, "BLOCK": 512}
+_TABLE = {"RADIUS": 91, "BIAS": 1, "CAUSAL": True, "REVERSED": True, "BLOCK": 512, "CHAIN": True}
+_FINISH = {"D": 128, "VARLEN": False, "WRITTEN": True, "BY_ROW": False, "CHAIN": True}
+_GRADIENT = {"SHARES": 16, "RADIUS": 91, "OFFSETS": 5, "WIDTH": 64, "PHASED": False, "CHAIN": True}
 SUPPORTING = (
     (setup.setup_kernel, _TABLE, ()),
-    (setup.setup_kernel, _TABLE | {"BIAS": 2, "FALLING": False, "REVERSED": False}, ()),
+    (setup.setup_kernel, _TABLE | {"BIAS": 2, "REVERSED": False}, ()),
     (setup.setup_kernel, _TABLE | {"BIAS": 0}, ("Bias",)),
     (
         records.record_kernel,
@@ -139,14 +141,13 @@ SUPPORTING = (
         ("KeyStarts", "KeyLengths", "Offsets"),
     ),
     (records.record_kernel, _QUERIES_OR_KEYS | _ROWS | {"CAUSAL": True, "KIND": 1, "PADDED": True}, ("CuQ", "CuK")),
-    (rows.prepare_kernel, {"D": 64, "VARLEN": False, "CLEAR": True}, ("Tiles", "CuQ")),
-    (rows.prepare_kernel, {"D": 128, "VARLEN": True, "CLEAR": False}, ()),
-    (rows.finish_kernel, {"D": 128, "VARLEN": False}, ("Tiles", "CuQ")),
-    (rows.finish_kernel, {"D": 64, "VARLEN": True}, ()),
-    (table_gradient.diagonal_kernel, {"WRITTEN": False, "BY_ROW": False}, ()),
-    (table_gradient.diagonal_kernel, {"WRITTEN": True, "BY_ROW": True}, ()),
-    (table_gradient.table_kernel, {"SHARES": 16, "RADIUS": 91, "WIDTH": 256, "PHASED": False}, ("Phases",)),
-    (table_gradient.table_kernel, {"SHARES": 16, "RADIUS": 113, "WIDTH": 256, "PHASED": True}, ()),
+    (rows.prepare_kernel, {"D": 64, "VARLEN": False, "CLEAR": True, "CHAIN": True}, ("Tiles", "CuQ")),
+    (rows.prepare_kernel, {"D": 128, "VARLEN": True, "CLEAR": False, "CHAIN": False}, ()),
+    (finish.finish_kernel, _FINISH, ("Tiles", "CuQ")),
+    (finish.finish_kernel, _FINISH | {"D": 64, "VARLEN": True, "WRITTEN": False}, ()),
+    (finish.finish_kernel, _FINISH | {"WRITTEN": False, "BY_ROW": True}, ("Tiles", "CuQ")),
+    (table_gradient.table_kernel, _GRADIENT, ("Phases",)),
+    (table_gradient.table_kernel, _GRADIENT | {"RADIUS": 113, "OFFSETS": 19, "PHASED": True}, ()),
 )
 """The kernels around, in Triton's own language: constants, and arguments that are None."""
 

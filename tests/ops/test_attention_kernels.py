@@ -17,6 +17,7 @@ from fat5.ops import AlibiBias, DenseBias, DistanceBias, RelativeBias, flash_att
 from fat5.ops.attention import backends
 from fat5.ops.attention.backends import BACKENDS
 from fat5.ops.attention.reference import attention_reference, packed_attention_reference
+from tests.ops.alibi_rounding import exponent_rounding, slope_rounding
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -89,11 +90,16 @@ def compare(backend, kind, leaves, causal=False, reference=attention_reference, 
     plain = run(reference, kind, [x.detach().requires_grad_() for x in leaves], weights, causal, **options)
     for n, (a, b, c) in enumerate(zip(ours, plain, exact, strict=True)):
         assert a.isfinite().all(), n
-        if not c.any():
-            assert not a.any(), n
+        if not c.any():  # with one key, two equal sums in float32 cancel
+            assert float(a.detach().abs().max()) <= (2e-5 if leaves[1].shape[-3] == 1 else 0), n
             continue
         # The last gradient of a bias may be a small difference of large sums.
         floor = 1e-5 if n < 4 else 2e-4
+        if kind.startswith("alibi") and reference is attention_reference and leaves[1].shape[1] > 256:
+            floor = max(floor, exponent_rounding(leaves[3], leaves[0].shape[1], leaves[1].shape[1]))
+            if n == 4:
+                terms = slope_rounding(leaves, weights, causal, kind == "alibi-signed", options["softmax_scale"])
+                floor = max(floor, terms / float(c.norm()))
         assert relative_error(a, c) <= max((2 if n == 0 else 3) * relative_error(b, c), floor), n
     return ours
 

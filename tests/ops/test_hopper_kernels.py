@@ -172,7 +172,7 @@ def test_tables_of_any_radius(radius, launches):
 
 
 def test_frozen_table_costs_nothing(launches, monkeypatch):
-    monkeypatch.setattr(launch, "_sum_table", None)
+    monkeypatch.setattr(launch, "table_kernel", None)
     leaves = make_inputs("relative", 1, 100, 100, 64, BF16)
     leaves[3] = leaves[3].detach()
     out = flash_attention(*leaves[:3], bias=DistanceBias(leaves[3].T.contiguous()[:, :7]), backend="hopper")

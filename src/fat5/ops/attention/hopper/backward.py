@@ -17,7 +17,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from fat5.ops.attention.hopper.interface import copy_async, group_barrier, tma_add, tma_store
+from fat5.ops.attention.hopper.interface import (
+    await_previous,
+    copy_async,
+    group_barrier,
+    release_next,
+    tma_add,
+    tma_store,
+)
 from fat5.ops.attention.hopper.tile import (
     accumulator,
     add_bias,
@@ -75,11 +82,14 @@ def key_producer(
     lanes = gl.arange(0, BM, layout=gl.BlockedLayout([BM // 32], [32], [1], [0]))
     HALVES: gl.constexpr = ONE_PASS and D == 64
     pitch = work[7]
+    release_next()
+    if RAGGED:
+        await_previous()
     loaded = 0
     done = 0
     for turn in range(turns):
         there, head, first, qy, qx, ky, kx, queries, keys, shift, rows, slot = next_tile(
-            turn, work, 128, CAUSAL, RAGGED
+            turn, work, 128, CAUSAL, RAGGED, True
         )
         if there:
             mbarrier.wait(kv_empty, (done & 1) ^ 1)
@@ -98,6 +108,8 @@ def key_producer(
                 load_tile(q_desc, qy, head, qx + i * BM, 0, q_full.index(stage), sq.index(stage), RAGGED)
                 mbarrier.expect(o_full.index(stage), BM * D * 2)
                 load_tile(do_desc, qy, head, qx + i * BM, 0, o_full.index(stage), so.index(stage), RAGGED)
+                if loaded == 0:
+                    await_previous()
                 place = gl.multiple_of(rows + head * pitch + i * BM, 64)
                 copy_async(s_lse.index(stage), LSE + place + lanes)
                 copy_async(s_delta.index(stage), Delta + place + lanes)
@@ -147,11 +159,12 @@ def key_consumer(
     else:
         k_half0 = halves.index(c * 2)
         k_half1 = halves.index(c * 2 + 1)
+    await_previous()
     used = 0
     done = 0
     for turn in range(turns):
         there, head, first, qy, qx, ky, kx, queries, keys, shift, rows, slot = next_tile(
-            turn, work, 128, CAUSAL, RAGGED
+            turn, work, 128, CAUSAL, RAGGED, True
         )
         if there:
             n0 = first + c * 64
@@ -273,7 +286,7 @@ def key_consumer(
 @gluon.jit(do_not_specialize=["tiles", "blocks", "H", "M", "N", "shift", "pitch", "turns", "slots", "span"])
 def backward_kernel(
     q_desc, k_desc, half_desc, v_desc, do_desc, dk_desc, dv_desc, sum_desc, near_desc, Table, Far, LSE, Delta, factor,
-    scale, span, Schedule, tiles, blocks, H, M, N, shift, pitch, slots, turns,
+    scale, span, Records, tiles, blocks, H, M, N, shift, pitch, slots, turns,
     NB: gl.constexpr, BM: gl.constexpr, D: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr, BIAS: gl.constexpr,
     TABLE_GRAD: gl.constexpr, ONE_PASS: gl.constexpr, ADD_NEAR: gl.constexpr, GROUP: gl.constexpr,
     PHASED: gl.constexpr, RAGGED: gl.constexpr, TAILS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
@@ -301,7 +314,7 @@ def backward_kernel(
     kv_full, kv_empty = barriers(1, 1).index(0), barriers(1, 2).index(0)
     q_full, o_full, l_full, q_empty = barriers(NB, 1), barriers(NB, 1), barriers(NB, 32), barriers(NB, 2)
     ds_full = barriers(3, 2)
-    work = (Schedule, tiles, blocks, H, M, N, shift, pitch)
+    work = (Records, tiles, blocks, H, M, N, shift, pitch)
     loads = (
         q_desc, k_desc, half_desc, v_desc, do_desc, sq, so, sk, halves, sv, s_lse, s_delta, LSE, Delta, kv_full,
         kv_empty, q_full, o_full, l_full, q_empty, work, turns,

@@ -12,7 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from fat5.ops.attention.hopper.interface import group_barrier
+from fat5.ops.attention.hopper.interface import await_previous, group_barrier
 from fat5.ops.attention.hopper.tile import (
     accumulator,
     add_bias,
@@ -64,11 +64,13 @@ def forward_producer(
     """Load queries, keys and values as their buffers fall empty. `loaded` counts tiles of keys, `done` tiles of
     work."""
     q_desc, k_desc, v_desc, sq, sk, sv, q_full, q_empty, k_full, v_full, k_empty, v_empty, work, turns = loads
+    if RAGGED:
+        await_previous()
     loaded = 0
     done = 0
     for turn in range(turns):
         there, head, first, qy, qx, ky, kx, queries, keys, shift, rows, slot = next_tile(
-            turn, work, NC * 64, CAUSAL, RAGGED
+            turn, work, NC * 64, CAUSAL, RAGGED, False
         )
         if there:
             for i in range(key_tiles(first, keys, shift, NC * 64, BN, CAUSAL)):
@@ -110,11 +112,12 @@ def forward_consumer(
     width = 2 * span
     if R >= 0:
         width = 2 * (R + BN + 64)
+    await_previous()
     used = 0
     done = 0
     for turn in range(turns):
         there, head, first, qy, qx, ky, kx, queries, keys, shift, rows, slot = next_tile(
-            turn, work, NC * 64, CAUSAL, RAGGED
+            turn, work, NC * 64, CAUSAL, RAGGED, False
         )
         if there:
             q0 = first + c * 64
@@ -192,7 +195,7 @@ def forward_consumer(
 
 @gluon.jit(do_not_specialize=["tiles", "blocks", "H", "M", "N", "shift", "pitch", "turns", "span"])
 def forward_kernel(
-    q_desc, k_desc, v_desc, o_desc, Table, LSE, factor, span, Schedule, tiles, blocks, H, M, N, shift, pitch, turns,
+    q_desc, k_desc, v_desc, o_desc, Table, LSE, factor, span, Records, tiles, blocks, H, M, N, shift, pitch, turns,
     NC: gl.constexpr, NQ: gl.constexpr, NB: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, R: gl.constexpr,
     CAUSAL: gl.constexpr, BIAS: gl.constexpr, RAGGED: gl.constexpr, TAILS: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
@@ -209,7 +212,7 @@ def forward_kernel(
     so = gl.allocate_shared_memory(E, [NC, 64, D], shared_layout(64, D, E))
     q_full, q_empty = barriers(NQ, 1), barriers(NQ, NC)
     k_full, v_full, k_empty, v_empty = barriers(NB, 1), barriers(NB, 1), barriers(NB, NC), barriers(NB, NC)
-    work = (Schedule, tiles, blocks, H, M, N, shift, pitch)
+    work = (Records, tiles, blocks, H, M, N, shift, pitch)
     loads = (q_desc, k_desc, v_desc, sq, sk, sv, q_full, q_empty, k_full, v_full, k_empty, v_empty, work, turns)
     shared = (
         o_desc, sq, sk, sv, so, q_full, q_empty, k_full, v_full, k_empty, v_empty, Table, LSE, factor, span, work,

@@ -7,6 +7,7 @@ the portable kernels.
 from __future__ import annotations
 
 from triton._C.libtriton import ir
+from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
@@ -30,3 +31,20 @@ else:
         coord = _semantic._convert_to_ir_values(coord, require_i64=False)
         kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
         _semantic.builder.create_async_tma_reduce(kind, tensor_desc.handle, coord, src.handle)
+
+
+@gluon.jit
+def await_previous():
+    """Wait until the kernel before this one has ended and what it wrote is to be seen.
+
+    At once over, unless this kernel was launched ahead of that end: see `dependent_launch.py`.
+    """
+    gl.inline_asm_elementwise("griddepcontrol.wait; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def release_next():
+    """Let the kernel after this one, if it is to be launched early, start as this one's programs end."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )

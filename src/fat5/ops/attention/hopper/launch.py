@@ -13,16 +13,18 @@ from fat5.ops.attention.document_tiles import document_tiles
 from fat5.ops.attention.hopper.backward import backward_kernel
 from fat5.ops.attention.hopper.configuration import KEY_TILE, Configuration
 from fat5.ops.attention.hopper.descriptors import matrix_descriptor, rows_descriptor
+from fat5.ops.attention.hopper.finish import finish_kernel
 from fat5.ops.attention.hopper.forward import forward_kernel
 from fat5.ops.attention.hopper.query_gradient import query_kernel
-from fat5.ops.attention.hopper.rows import finish_kernel, prepare_kernel
+from fat5.ops.attention.hopper.rows import prepare_kernel
 from fat5.ops.attention.hopper.support import radius_of
-from fat5.ops.attention.hopper.table_gradient import diagonal_kernel, table_kernel
-from fat5.ops.attention.hopper.work import GROUP, Work, plan_keys, plan_queries, processors
+from fat5.ops.attention.hopper.table_gradient import table_kernel
+from fat5.ops.attention.hopper.work import GROUP, Chain, Work, plan_keys, plan_queries, processors
 from fat5.ops.attention.problem import Problem
 
 _LOG2E = 1.4426950408889634
 _SHARES = 16  # programs that sum the near tiles of one offset and head
+_TABLE_WIDTH = 64  # entries of the table's gradient that one program writes
 
 
 def constants(configuration: Configuration, kernel: str) -> dict[str, Any]:
@@ -78,7 +80,8 @@ def run_forward(problem: Problem, configuration: Configuration, programs: int | 
             lse.fill_(torch.inf)
         rows = 64 * configuration.consumers
         programs = programs or processors(q.device)
-        work = plan_queries(problem, configuration, rows, problem.num_queries, False, programs)
+        chain = Chain(q.device)
+        work = plan_queries(problem, configuration, rows, problem.num_queries, False, programs, chain)
         forward_kernel[(work.programs,)](
             q_desc=rows_descriptor(q, 64, problem.head_dim, ragged),
             k_desc=rows_descriptor(problem.k, KEY_TILE, problem.head_dim, ragged),
@@ -89,6 +92,7 @@ def run_forward(problem: Problem, configuration: Configuration, programs: int | 
             **work.arguments,
             **constants(configuration, "forward_kernel"),
             num_warps=4,
+            **chain.start(),
         )
     return out, lse
 
@@ -115,16 +119,24 @@ def run_backward(
     problem = _readable(problem)
     with torch.cuda.device_of(problem.q):
         programs = programs or processors(problem.q.device)
-        rows = _prepare_rows(problem, configuration, grad_out, out, lse)
-        grad_k, grad_v, near, far = _run_keys(problem, configuration, grad_out, rows, programs)
+        rows = _padded_rows(problem, configuration)
+        gradients = _gradients(problem, configuration)
+        chain = Chain(problem.q.device)
+        queries = None
         if not configuration.one_pass:
-            grad_q = _run_queries(problem, configuration, grad_out, rows, programs)
-        else:
-            grad_q = _finish_rows(problem, rows)
-        grad_bias = None
-        if configuration.table_grad and bias_dtype is not None:
-            grad_bias = _sum_table(problem, configuration, near, far).to(bias_dtype)
-    return grad_q, grad_k, grad_v, grad_bias
+            queries = plan_queries(problem, configuration, 128, rows.pitch, True, programs, chain)
+        keys = plan_keys(problem, configuration, rows.pitch, programs, chain)
+        table = _table_sums(problem, configuration, keys)
+        if configuration.ragged:
+            chain.end()  # allocations above cleared memory
+        _prepare_rows(problem, configuration, grad_out, out, lse, rows, table, chain)
+        _run_keys(problem, configuration, grad_out, rows, keys, table, gradients, chain)
+        if queries is not None:
+            _run_queries(problem, configuration, grad_out, rows, queries, gradients, chain)
+        grad_bias = _finish(problem, configuration, rows, table, gradients, chain)
+        if grad_bias is not None and bias_dtype is not None:
+            grad_bias = grad_bias.to(bias_dtype)
+    return *gradients, grad_bias
 
 
 def _readable(problem: Problem) -> Problem:
@@ -140,71 +152,41 @@ class _Rows:
     delta: Tensor
     sums: Tensor
     pitch: int
-    grid: tuple[int, int]
+    blocks: int
     tiles: Tensor | None
 
 
-def _prepare_rows(problem: Problem, configuration: Configuration, grad_out: Tensor, out: Tensor, lse: Tensor) -> _Rows:
-    q, heads, dim = problem.q, problem.heads, problem.head_dim
+@dataclasses.dataclass(frozen=True)
+class _TableSums:
+    """Near tiles of dS [sets, H, offsets, 64, 64], and the sums of far ones [2, 2 * slots, H]."""
+
+    near: Tensor
+    far: Tensor
+    slots: int
+
+
+def _padded_rows(problem: Problem, configuration: Configuration) -> _Rows:
     tiles = None
     blocks = triton.cdiv(problem.num_queries, 64)
     if problem.cu_seqlens_q is not None:
         tiles = document_tiles(problem.cu_seqlens_q, problem.num_queries, 64)
         blocks = tiles.shape[0]
     pitch = 64 * blocks
-    padded = problem.batch * heads * pitch
-    made = torch.empty(2, padded, dtype=torch.float32, device=q.device)
+    padded = problem.batch * problem.heads * pitch
+    made = torch.empty(2, padded, dtype=torch.float32, device=problem.q.device)
     size = padded if configuration.one_pass else 64
-    sums = torch.empty(size, dim, dtype=torch.float32, device=q.device)
-    grid = (blocks, problem.batch * heads)
-    out_batch, do_batch = (x.stride(0) if x.ndim == 4 else 0 for x in (out, grad_out))
-    prepare_kernel[grid](
-        out, grad_out, lse, made[0], made[1], sums, tiles, problem.cu_seqlens_q, out_batch, *out.stride()[-3:-1],
-        do_batch, *grad_out.stride()[-3:-1], heads, problem.num_queries, pitch, D=dim, VARLEN=problem.packed,
-        CLEAR=configuration.one_pass,
-    )  # fmt: skip
-    return _Rows(made[0], made[1], sums, pitch, grid, tiles)
+    sums = torch.empty(size, problem.head_dim, dtype=torch.float32, device=problem.q.device)
+    return _Rows(made[0], made[1], sums, pitch, blocks, tiles)
 
 
-def _finish_rows(problem: Problem, rows: _Rows) -> Tensor:
-    grad_q = torch.empty(problem.q.shape, dtype=problem.q.dtype, device=problem.q.device)
-    finish_kernel[rows.grid](
-        rows.sums, grad_q, rows.tiles, problem.cu_seqlens_q, problem.softmax_scale, problem.heads, problem.num_queries,
-        rows.pitch, D=problem.head_dim, VARLEN=problem.packed,
-    )  # fmt: skip
-    return grad_q
-
-
-def _run_keys(
-    problem: Problem, configuration: Configuration, grad_out: Tensor, rows: _Rows, programs: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of k and v, the near tiles of dS [sets, H, offsets, 64, 64] and the sums of far ones."""
-    q, k, v, ragged, dim = problem.q, problem.k, problem.v, configuration.ragged, problem.head_dim
-    make = torch.zeros if ragged else torch.empty  # keys that are not real belong to no tile
-    grad_k, grad_v = (make(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
-    work = plan_keys(problem, configuration, rows.pitch, programs)
-    near, far = _table_buffers(problem, configuration, work)
-    backward_kernel[(work.programs,)](
-        q_desc=rows_descriptor(q, 64, dim, ragged),
-        k_desc=rows_descriptor(k, 64, dim, ragged),
-        half_desc=rows_descriptor(k, 64, dim // 2, ragged),
-        v_desc=rows_descriptor(v, 64, dim, ragged),
-        do_desc=rows_descriptor(grad_out, 64, dim, ragged),
-        dk_desc=rows_descriptor(grad_k, 64, dim, ragged),
-        dv_desc=rows_descriptor(grad_v, 64, dim, ragged),
-        sum_desc=matrix_descriptor(rows.sums, 64, dim // 2),
-        near_desc=matrix_descriptor(near.view(-1, 64), 64, 64),
-        Far=far,
-        LSE=rows.lse,
-        Delta=rows.delta,
-        factor=problem.softmax_scale * _LOG2E,
-        scale=problem.softmax_scale,
-        slots=work.slots,
-        **work.arguments,
-        **constants(configuration, "backward_kernel"),
-        num_warps=4,
-    )
-    return grad_k, grad_v, near, far
+def _gradients(problem: Problem, configuration: Configuration) -> tuple[Tensor, Tensor, Tensor]:
+    """Return memory for the gradients of q, k and v: 0 where rows of no tile lie."""
+    every_row = configuration.one_pass or not problem.packed  # the finishing kernel writes all rows
+    make = torch.zeros if configuration.ragged else torch.empty
+    q = problem.q
+    grad_q = (torch.empty if every_row else torch.zeros)(q.shape, dtype=q.dtype, device=q.device)
+    grad_k, grad_v = (make(x.shape, dtype=x.dtype, device=x.device) for x in (problem.k, problem.v))
+    return grad_q, grad_k, grad_v
 
 
 def near_offsets(configuration: Configuration) -> tuple[int, int]:
@@ -215,32 +197,77 @@ def near_offsets(configuration: Configuration) -> tuple[int, int]:
     return (first + 1 if configuration.causal else first + near + 1), -first
 
 
-def _table_buffers(problem: Problem, configuration: Configuration, work: Work) -> tuple[Tensor, Tensor]:
+def _table_sums(problem: Problem, configuration: Configuration, work: Work) -> _TableSums:
     q, heads = problem.q, problem.heads
     if not configuration.table_grad:
-        return torch.empty(1, 64, 64, dtype=q.dtype, device=q.device), torch.empty(
-            1, dtype=torch.float32, device=q.device
-        )
-    # Added up in groups, which start at 0; or stored each, which leaves those of no document unwritten.
+        near = torch.empty(0, 64, 64, dtype=q.dtype, device=q.device)
+        return _TableSums(near, torch.empty(1, dtype=torch.float32, device=q.device), work.slots)
+    # Added up in groups, cleared by the preparing kernel; or stored each, those of no document left unwritten.
     sets = triton.cdiv(work.slots, GROUP) if configuration.one_pass else 2 * work.slots
-    make = torch.zeros if configuration.one_pass or configuration.ragged else torch.empty
+    make = torch.zeros if configuration.ragged and not configuration.one_pass else torch.empty
     near = make(sets, heads, near_offsets(configuration)[0], 64, 64, dtype=q.dtype, device=q.device)
     make = torch.zeros if configuration.ragged else torch.empty
-    return near, make(2, 2 * work.slots, heads, dtype=torch.float32, device=q.device)
+    far = make(2, 2 * work.slots, heads, dtype=torch.float32, device=q.device)
+    return _TableSums(near, far, work.slots)
+
+
+def _prepare_rows(
+    problem: Problem, configuration: Configuration, grad_out: Tensor, out: Tensor, lse: Tensor, rows: _Rows,
+    table: _TableSums, chain: Chain,
+) -> None:  # fmt: skip
+    grid = (rows.blocks, problem.batch * problem.heads)
+    out_batch, do_batch = (x.stride(0) if x.ndim == 4 else 0 for x in (out, grad_out))
+    added = table.near.numel() if configuration.one_pass else 0
+    prepare_kernel[grid](
+        out, grad_out, lse, rows.lse, rows.delta, rows.sums, table.near, rows.tiles, problem.cu_seqlens_q, added,
+        triton.cdiv(added, 1024 * grid[0] * grid[1]), out_batch, *out.stride()[-3:-1], do_batch,
+        *grad_out.stride()[-3:-1], problem.heads, problem.num_queries, rows.pitch, D=problem.head_dim,
+        VARLEN=problem.packed, CLEAR=configuration.one_pass, **chain.link(),
+    )  # fmt: skip
+
+
+def _run_keys(
+    problem: Problem, configuration: Configuration, grad_out: Tensor, rows: _Rows, work: Work, table: _TableSums,
+    gradients: tuple[Tensor, Tensor, Tensor], chain: Chain,
+) -> None:  # fmt: skip
+    q, k, v, ragged, dim = problem.q, problem.k, problem.v, configuration.ragged, problem.head_dim
+    _, grad_k, grad_v = gradients
+    # A descriptor has memory behind it, also where nothing is stored.
+    near = table.near if configuration.table_grad else rows.sums.view(q.dtype)
+    backward_kernel[(work.programs,)](
+        q_desc=rows_descriptor(q, 64, dim, ragged),
+        k_desc=rows_descriptor(k, 64, dim, ragged),
+        half_desc=rows_descriptor(k, 64, dim // 2, ragged),
+        v_desc=rows_descriptor(v, 64, dim, ragged),
+        do_desc=rows_descriptor(grad_out, 64, dim, ragged),
+        dk_desc=rows_descriptor(grad_k, 64, dim, ragged),
+        dv_desc=rows_descriptor(grad_v, 64, dim, ragged),
+        sum_desc=matrix_descriptor(rows.sums, 64, dim // 2),
+        near_desc=matrix_descriptor(near.view(-1, 64), 64, 64),
+        Far=table.far,
+        LSE=rows.lse,
+        Delta=rows.delta,
+        factor=problem.softmax_scale * _LOG2E,
+        scale=problem.softmax_scale,
+        slots=work.slots,
+        **work.arguments,
+        **constants(configuration, "backward_kernel"),
+        num_warps=4,
+        **chain.start(),
+    )
 
 
 def _run_queries(
-    problem: Problem, configuration: Configuration, grad_out: Tensor, rows: _Rows, programs: int
-) -> Tensor:
-    q, ragged, dim = problem.q, configuration.ragged, problem.head_dim
-    grad_q = (torch.zeros if problem.packed else torch.empty)(q.shape, dtype=q.dtype, device=q.device)
-    work = plan_queries(problem, configuration, 128, rows.pitch, True, programs)
+    problem: Problem, configuration: Configuration, grad_out: Tensor, rows: _Rows, work: Work,
+    gradients: tuple[Tensor, Tensor, Tensor], chain: Chain,
+) -> None:  # fmt: skip
+    ragged, dim = configuration.ragged, problem.head_dim
     query_kernel[(work.programs,)](
-        q_desc=rows_descriptor(q, 64, dim, ragged),
+        q_desc=rows_descriptor(problem.q, 64, dim, ragged),
         k_desc=rows_descriptor(problem.k, KEY_TILE, dim, ragged),
         v_desc=rows_descriptor(problem.v, KEY_TILE, dim, ragged),
         do_desc=rows_descriptor(grad_out, 64, dim, ragged),
-        dq_desc=rows_descriptor(grad_q, 64, dim, ragged),
+        dq_desc=rows_descriptor(gradients[0], 64, dim, ragged),
         LSE=rows.lse,
         Delta=rows.delta,
         factor=problem.softmax_scale * _LOG2E,
@@ -248,27 +275,41 @@ def _run_queries(
         **work.arguments,
         **constants(configuration, "query_kernel"),
         num_warps=4,
+        **chain.start(),
     )
-    return grad_q
 
 
-def _sum_table(problem: Problem, configuration: Configuration, near: Tensor, far: Tensor) -> Tensor:
-    """Return the table's gradient [H, 2R + 1] in float32."""
+def _finish(
+    problem: Problem, configuration: Configuration, rows: _Rows, table: _TableSums,
+    gradients: tuple[Tensor, Tensor, Tensor], chain: Chain,
+) -> Tensor | None:  # fmt: skip
+    """Write the gradient of q from its sums, and return the table's [H, 2R + 1] in float32 if it is asked for."""
     heads, radius, device = problem.heads, configuration.radius, problem.q.device
     offsets, first_offset = near_offsets(configuration)
-    sets = near.shape[0]
-    phases = _phases(problem) if configuration.phased else None
+    sets = table.near.shape[0]
+    phases = None
+    if configuration.phased and configuration.table_grad:
+        phases = _phases(problem)
+        chain.end()
     shares = _SHARES if phases is None else problem.batch
     parts = torch.empty(shares, heads, offsets, 128, dtype=torch.float32, device=device)
-    diagonal_kernel[(offsets, shares, heads)](
-        near, parts, sets, heads, offsets, first_offset, 2 * triton.cdiv(problem.num_keys, KEY_TILE),
-        triton.cdiv(problem.num_queries, 64), (problem.offset or 0) // 64, sets // shares,
-        WRITTEN=configuration.one_pass or configuration.ragged, BY_ROW=configuration.phased,
-    )  # fmt: skip
+    diagonals = offsets * shares * heads if configuration.table_grad else 0
+    pieces = rows.blocks * problem.batch * heads if configuration.one_pass else 0
+    if diagonals + pieces:
+        finish_kernel[(diagonals + pieces,)](
+            rows.sums, gradients[0], rows.tiles, problem.cu_seqlens_q, problem.softmax_scale, rows.blocks, heads,
+            problem.num_queries, rows.pitch, table.near, parts, diagonals, shares, sets, offsets, first_offset,
+            2 * triton.cdiv(problem.num_keys, KEY_TILE), triton.cdiv(problem.num_queries, 64),
+            (problem.offset or 0) // 64, sets // shares, D=problem.head_dim, VARLEN=problem.packed,
+            WRITTEN=configuration.one_pass or configuration.ragged, BY_ROW=configuration.phased, **chain.link(),
+        )  # fmt: skip
+    if not configuration.table_grad:
+        return None
     grad = torch.empty(heads, 2 * radius + 1, dtype=torch.float32, device=device)
-    table_kernel[(heads,)](
-        parts, far, phases, grad, shares, heads, far.shape[1], offsets, first_offset,
-        SHARES=_SHARES, RADIUS=radius, WIDTH=triton.next_power_of_2(2 * radius + 1), PHASED=configuration.phased,
+    table_kernel[(triton.cdiv(2 * radius + 1, _TABLE_WIDTH), heads)](
+        parts, table.far, phases, grad, shares, heads, table.far.shape[1], first_offset,
+        SHARES=_SHARES, RADIUS=radius, OFFSETS=offsets, WIDTH=_TABLE_WIDTH, PHASED=configuration.phased,
+        **chain.link(),
     )  # fmt: skip
     # The kernels take a radius of 1 at least: a table of one entry then stands for three equal ones.
     return grad if radius_of(problem) else grad.sum(1, keepdim=True)

@@ -12,7 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from fat5.ops.attention.hopper.interface import group_barrier
+from fat5.ops.attention.hopper.interface import await_previous, group_barrier, release_next
 from fat5.ops.attention.hopper.tile import (
     accumulator,
     add_bias,
@@ -34,11 +34,14 @@ def query_producer(
     (
         q_desc, k_desc, v_desc, do_desc, sq, so, sk, sv, q_full, q_empty, k_full, v_full, k_empty, v_empty, work, turns,
     ) = loads  # fmt: skip
+    release_next()
+    if RAGGED:
+        await_previous()
     loaded = 0
     done = 0
     for turn in range(turns):
         there, head, first, qy, qx, ky, kx, queries, keys, shift, rows, slot = next_tile(
-            turn, work, 128, CAUSAL, RAGGED
+            turn, work, 128, CAUSAL, RAGGED, False
         )
         if there:
             for i in range(key_tiles(first, keys, shift, 128, BN, CAUSAL)):
@@ -83,11 +86,12 @@ def query_consumer(
         width = 2 * REACH
     sq_own = sq.index(c)
     so_own = so.index(c)
+    await_previous()
     used = 0
     done = 0
     for turn in range(turns):
         there, head, first, qy, qx, ky, kx, queries, keys, shift, rows, slot = next_tile(
-            turn, work, 128, CAUSAL, RAGGED
+            turn, work, 128, CAUSAL, RAGGED, False
         )
         if there:
             q0 = first + c * 64
@@ -144,7 +148,7 @@ def query_consumer(
 
 @gluon.jit(do_not_specialize=["tiles", "blocks", "H", "M", "N", "shift", "pitch", "turns", "span"])
 def query_kernel(
-    q_desc, k_desc, v_desc, do_desc, dq_desc, Table, LSE, Delta, factor, scale, span, Schedule, tiles, blocks, H, M,
+    q_desc, k_desc, v_desc, do_desc, dq_desc, Table, LSE, Delta, factor, scale, span, Records, tiles, blocks, H, M,
     N, shift, pitch, turns,
     NB: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr, BIAS: gl.constexpr,
     RAGGED: gl.constexpr, TAILS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
@@ -157,7 +161,7 @@ def query_kernel(
     sv = gl.allocate_shared_memory(E, [NB, BN, D], shared_layout(BN, D, E))
     q_full, q_empty = barriers(1, 1).index(0), barriers(1, 2).index(0)
     k_full, v_full, k_empty, v_empty = barriers(NB, 1), barriers(NB, 1), barriers(NB, 2), barriers(NB, 2)
-    work = (Schedule, tiles, blocks, H, M, N, shift, pitch)
+    work = (Records, tiles, blocks, H, M, N, shift, pitch)
     loads = (
         q_desc, k_desc, v_desc, do_desc, sq, so, sk, sv, q_full, q_empty, k_full, v_full, k_empty, v_empty, work, turns,
     )  # fmt: skip

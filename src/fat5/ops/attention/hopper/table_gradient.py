@@ -8,11 +8,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fat5.ops.dependent_launch import gdc_wait
+
 
 @triton.jit
-def diagonal_kernel(
+def sum_diagonals(
     Near,
     Parts,
+    place,
+    share,
+    head,
+    shares,
     sets,
     heads,
     offsets,
@@ -24,19 +30,18 @@ def diagonal_kernel(
     WRITTEN: tl.constexpr,
     BY_ROW: tl.constexpr,
 ):
-    """One program: a tile offset, a share of the sets and a head. Adds dS^T tiles, then along their diagonals.
+    """Add the dS^T tiles of a tile offset, a share of the sets and a head, then along their diagonals.
 
     Near is [sets, heads, offsets, 64, 64]. A set is a block of 64 keys, or a group of them; `offset` is the distance
     between key block and query block in blocks. Where not all are WRITTEN, sets are key blocks, `blocks` a row, and a
     tile exists where its query block does. BY_ROW a share is a row's `row_sets` sets. Parts is [shares, heads,
     offsets, 128]: distances 64 * offset - 64 and on, and the row's phase more.
     """
-    place, share, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     lanes = tl.arange(0, 64)
     acc = tl.zeros([64, 64], tl.float32)
     first = share
     end = sets
-    step = tl.num_programs(1)
+    step = shares
     if BY_ROW:
         first = share * row_sets
         end = first + row_sets
@@ -67,17 +72,22 @@ def table_kernel(
     shares,
     heads,
     far_blocks,
-    offsets,
     first_offset,
     SHARES: tl.constexpr,
     RADIUS: tl.constexpr,
+    OFFSETS: tl.constexpr,
     WIDTH: tl.constexpr,
     PHASED: tl.constexpr,
+    CHAIN: tl.constexpr,
 ):
-    """One program: the gradient [2R + 1] of one head. Far is [2, far_blocks, heads]: sums left and right of it."""
-    head = tl.program_id(0)
-    lanes = tl.arange(0, WIDTH)
-    distance = lanes - RADIUS
+    """Write WIDTH entries of the gradient [H, 2R + 1]. Far is [2, far_blocks, heads]: sums left and right of it."""
+    if CHAIN:
+        gdc_wait()
+    head = tl.program_id(1)
+    entry = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    leftmost = tl.program_id(0) == 0
+    rightmost = tl.program_id(0) == tl.num_programs(0) - 1
+    distance = entry - RADIUS
     column = tl.arange(0, 128)[None, :]
     acc = tl.zeros([WIDTH], tl.float32)
     left = tl.zeros([], tl.float32)
@@ -88,18 +98,20 @@ def table_kernel(
         phase = tl.zeros([SHARES], tl.int32)
         if PHASED:
             phase = tl.load(Phases + share, mask=some, other=0)
-        for place in range(offsets):
-            part = Parts + ((share[:, None] * heads + head) * offsets + place) * 128
+        for place in tl.range(0, OFFSETS, loop_unroll_factor=8):  # so that the loads are under way together
+            part = Parts + ((share[:, None] * heads + head) * OFFSETS + place) * 128
             first = (first_offset + place) * 64 - 64 + phase[:, None]
             c = distance[None, :] - first
             acc += tl.sum(tl.load(part + c, mask=(c >= 0) & (c < 128) & some[:, None], other=0.0), 0)
-            values = tl.load(part + column, mask=some[:, None] & (column < 128), other=0.0)
+            beyond = (leftmost & (first + column < -RADIUS)) | (rightmost & (first + column > RADIUS))
+            values = tl.load(part + column, mask=beyond & some[:, None], other=0.0)
             left += tl.sum(tl.where(first + column < -RADIUS, values, 0.0))
             right += tl.sum(tl.where(first + column > RADIUS, values, 0.0))
     entries = tl.arange(0, 1024)
     for start in range(0, far_blocks, 1024):
         inside = start + entries < far_blocks
-        left += tl.sum(tl.load(Far + (start + entries) * heads + head, mask=inside, other=0.0))
-        right += tl.sum(tl.load(Far + (far_blocks + start + entries) * heads + head, mask=inside, other=0.0))
+        far = Far + tl.cast(start + entries, tl.int64) * heads + head
+        left += tl.sum(tl.load(far, mask=inside & leftmost, other=0.0))
+        right += tl.sum(tl.load(far + tl.cast(far_blocks, tl.int64) * heads, mask=inside & rightmost, other=0.0))
     acc += tl.where(distance == -RADIUS, left, 0.0) + tl.where(distance == RADIUS, right, 0.0)
-    tl.store(DTable + head * (2 * RADIUS + 1) + lanes, acc, mask=lanes < 2 * RADIUS + 1)
+    tl.store(DTable + head * (2 * RADIUS + 1) + entry, acc, mask=entry < 2 * RADIUS + 1)

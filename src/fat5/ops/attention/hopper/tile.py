@@ -14,6 +14,10 @@ FIELDS = gl.constexpr(16)
 BEYOND = gl.constexpr(2**30)
 """Rows of a sequence end at this index in a descriptor of sequences: see `descriptors.py`."""
 
+TURNS_A_CHUNK = gl.constexpr(4)
+"""Causal tiles are sorted by work inside chunks of so many turns: few heads at a time, whose keys and values stay in
+the L2."""
+
 
 @gluon.constexpr_function
 def accumulator(columns):
@@ -37,19 +41,58 @@ def barriers(n: gl.constexpr, count: gl.constexpr):
 
 
 @gluon.jit
-def next_tile(turn, work, ROWS: gl.constexpr, CAUSAL: gl.constexpr, RAGGED: gl.constexpr):
+def dealt_tile(turn, program, programs, tiles, blocks, FALLING: gl.constexpr):
+    """Return the causal tile `head * blocks + block` that a program takes in a turn; `tiles` or more is none.
+
+    A tile is worth `block` (FALLING: `blocks - block`) units of work, up to a constant. Each chunk of TURNS_A_CHUNK
+    turns takes the tiles next in order, sorted by falling work, and deals them forth and back. In closed form: tiles of
+    equal work are one a head; the chunk's first head lacks those below `begin % blocks`, its last those from
+    `end % blocks` on, so that their number is constant on three stretches.
+    """
+    chunk = TURNS_A_CHUNK * programs
+    place = turn * programs + program
+    if turn % 2 == 1:
+        place = turn * programs + programs - 1 - program
+    begin = place // chunk * chunk
+    end = gl.minimum(begin + chunk, tiles)
+    first_head = begin // blocks
+    between = end // blocks - first_head - 1  # heads that are there as a whole; -1: the chunk lies in one head
+    first_rank = begin % blocks
+    end_rank = end % blocks
+    high = gl.maximum(first_rank, end_rank)
+    low = gl.minimum(first_rank, end_rank)
+    outer = gl.maximum(between + 1, 1)
+    inner = gl.maximum(gl.where(first_rank <= end_rank, between + 2, between), 1)
+    left = place - begin
+    above = (blocks - high) * (between + 1)
+    middle = (high - low) * gl.where(first_rank <= end_rank, between + 2, between)
+    in_above = left < above
+    in_middle = left < above + middle
+    left = gl.where(in_above, left, gl.where(in_middle, left - above, left - above - middle))
+    top = gl.where(in_above, blocks, gl.where(in_middle, high, low))
+    each = gl.where(in_above, outer, gl.where(in_middle, inner, outer))
+    without_first = gl.where(in_above | (in_middle & (first_rank <= end_rank)), 0, 1)
+    rank = top - 1 - left // each
+    head = first_head + left % each + without_first
+    if FALLING:
+        rank = blocks - 1 - rank
+    return gl.where(place < tiles, head * blocks + rank, tiles)
+
+
+@gluon.jit
+def next_tile(turn, work, ROWS: gl.constexpr, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, FALLING: gl.constexpr):
     """Return this program's tile of a turn: (there is one, head, first row, q y, q x, k y, k x, queries, keys, shift,
     rows, slot).
 
-    `work` is (Schedule, tiles, blocks, H, queries, keys, shift, pitch). Tiles of equal work are dealt in order; causal
-    ones as the schedule says; where sequences differ, RAGGED, the schedule holds records. (y, x) is the place of a
-    sequence's first row in a descriptor, `rows` that of its first query in the arrays [.., H, pitch], `slot` the
-    running number of a block of keys.
+    `work` is (Records, tiles, blocks, H, queries, keys, shift, pitch). Tiles of equal work are dealt in order; causal
+    ones by `dealt_tile`; where sequences differ, RAGGED, each has a record. (y, x) is the place of a sequence's first
+    row in a descriptor, `rows` that of its first query in the arrays [.., H, pitch], `slot` the running number of a
+    block of keys.
     """
-    schedule, tiles, blocks, heads, queries, keys, shift, pitch = work
+    records, tiles, blocks, heads, queries, keys, shift, pitch = work
     place = turn * gl.num_programs(0) + gl.program_id(0)
     if RAGGED:
-        record = schedule + place * FIELDS
+        record = records + place * FIELDS
         head = gl.load(record)
         return (
             head >= 0,
@@ -67,10 +110,9 @@ def next_tile(turn, work, ROWS: gl.constexpr, CAUSAL: gl.constexpr, RAGGED: gl.c
         )
     else:
         tile = place
-        there = place < tiles
         if CAUSAL:
-            tile = gl.load(schedule + place)
-            there = tile >= 0
+            tile = dealt_tile(turn, gl.program_id(0), gl.num_programs(0), tiles, blocks, FALLING)
+        there = tile < tiles
         batch = tile // blocks // heads
         head = tile // blocks % heads
         block = tile % blocks

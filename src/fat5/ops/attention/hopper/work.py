@@ -1,4 +1,4 @@
-"""What the host makes for each launch of a Hopper kernel: the table of the bias, and the tiles of each program."""
+"""What is made for each launch of a Hopper kernel: the table of the bias, and the tiles of each program."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from fat5.ops.attention.hopper.records import KEY_TILES, QUERY_TILES, make_recor
 from fat5.ops.attention.hopper.support import radius_of
 from fat5.ops.attention.problem import Problem
 from fat5.ops.attention.tile_scores import END_OFFSET, OWN_OFFSET, SHARED_OFFSET
+from fat5.ops.dependent_launch import dependent_launch
 
 _BIAS_KINDS = {
     "none": setup.NONE.value,
@@ -26,6 +27,34 @@ _BIAS_KINDS = {
 _SETUP_BLOCK = 512
 GROUP = 8
 """Blocks of 128 keys whose near tiles of dS are added up in the type of q: 16 additions bound a sum's rounding."""
+
+
+class Chain:
+    """The launches of one call that may start ahead of the end of the kernel before them.
+
+    On Hopper a kernel launched so starts when every program of the one before has announced that it may
+    (`gdc_launch_dependents`) or has ended; it prepares what does not depend on that one, and waits (`await_previous`).
+    The first kernel of a chain is launched the common way, after all work before. Each kernel waits in each program,
+    be it at its end, so that the end of one is the end of all before it; none writes before it waits but into memory
+    of its own.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._early = dependent_launch(device)
+        self._begun = False
+
+    def link(self) -> dict[str, Any]:
+        """Return the options of the next launch of a Triton kernel."""
+        return {"CHAIN": self._early} | self.start()
+
+    def start(self) -> dict[str, Any]:
+        """Return the options of the next launch of a Gluon kernel, which waits in any case."""
+        begun, self._begun = self._begun, True
+        return {"launch_pdl": True} if begun and self._early else {}
+
+    def end(self) -> None:
+        """Have the next launch start after all before it: some other kernel came between."""
+        self._begun = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +91,7 @@ def table_span(problem: Problem, radius: int, columns: int) -> int:
 
 
 def plan_queries(
-    problem: Problem, configuration: Configuration, rows: int, pitch: int, padded: bool, programs: int
+    problem: Problem, configuration: Configuration, rows: int, pitch: int, padded: bool, programs: int, chain: Chain
 ) -> Work:
     """Plan tiles of `rows` queries for the forward, or (`padded`) for the query kernel of the backward.
 
@@ -73,20 +102,21 @@ def plan_queries(
         pitch: Rows of a head in the arrays that the kernel indexes by query.
         padded: Whether their sequences start at multiples of 64.
         programs: Most programs.
+        chain: The launches of this call.
     """
     span = table_span(problem, configuration.radius, KEY_TILE)
-    return _plan(problem, configuration, "queries", rows, pitch, padded, programs, span, reverse=False)
+    return _plan(problem, configuration, "queries", rows, pitch, padded, programs, span, chain, reverse=False)
 
 
-def plan_keys(problem: Problem, configuration: Configuration, pitch: int, programs: int) -> Work:
+def plan_keys(problem: Problem, configuration: Configuration, pitch: int, programs: int, chain: Chain) -> Work:
     """Plan tiles of 128 keys for the backward kernel; its table is reversed."""
     span = table_span(problem, configuration.radius, 64)
-    return _plan(problem, configuration, "keys", KEY_TILE, pitch, True, programs, span, reverse=True)
+    return _plan(problem, configuration, "keys", KEY_TILE, pitch, True, programs, span, chain, reverse=True)
 
 
 def _plan(
     problem: Problem, configuration: Configuration, what: str, rows: int, pitch: int, padded: bool, programs: int,
-    span: int, *, reverse: bool,
+    span: int, chain: Chain, *, reverse: bool,
 ) -> Work:  # fmt: skip
     device, heads, causal = problem.q.device, problem.heads, configuration.causal
     length = problem.num_queries if what == "queries" else problem.num_keys
@@ -98,26 +128,21 @@ def _plan(
     programs = min(programs, tiles)
     turns = triton.cdiv(tiles, programs)
     table = _empty_table(problem, configuration, span)
-    dealt = causal and not configuration.ragged
-    schedule = table
+    records = table.view(torch.int32)  # not read
     row_slots = 0
-    if dealt:
-        schedule = torch.empty(turns, programs, dtype=torch.int32, device=device)
-    elif configuration.ragged:
+    if configuration.ragged:
         kind = QUERY_TILES if what == "queries" else KEY_TILES
         arguments = _sequences(problem) | {"KIND": kind.value, "PADDED": padded, "pitch": pitch}
         if not problem.packed:  # a row's blocks fill whole groups, so that no group has two rows
             row_slots = GROUP * triton.cdiv(blocks, GROUP)
         arguments["row_slots"] = row_slots
-        schedule = make_records(arguments, device, slots, heads, programs, causal)
+        records = make_records(arguments, device, slots, heads, programs, causal)
         slots = slots if problem.packed else problem.batch * row_slots
+        chain.end()
     if configuration.bias:
-        table_programs = triton.cdiv(2 * span, _SETUP_BLOCK)
-        more = triton.cdiv(turns * programs, _SETUP_BLOCK) if dealt else 0
-        setup.setup_kernel[(table_programs * heads + more,)](
-            problem.bias, table, schedule, problem.softmax_scale, span, table_programs, heads, tiles, blocks,
-            programs, turns, RADIUS=radius_of(problem), BIAS=_BIAS_KINDS[problem.bias_kind], CAUSAL=causal,
-            REVERSED=reverse, FALLING=what == "keys", BLOCK=_SETUP_BLOCK,
+        setup.setup_kernel[(triton.cdiv(2 * span, _SETUP_BLOCK), heads)](
+            problem.bias, table, problem.softmax_scale, span, RADIUS=radius_of(problem),
+            BIAS=_BIAS_KINDS[problem.bias_kind], CAUSAL=causal, REVERSED=reverse, BLOCK=_SETUP_BLOCK, **chain.link(),
         )  # fmt: skip
     return Work(
         programs=programs,
@@ -125,7 +150,7 @@ def _plan(
         arguments={
             "Table": table.view(torch.int64)[..., 0],  # pairs
             "span": span,
-            "Schedule": schedule.view(torch.int32) if schedule is table else schedule,
+            "Records": records,
             "tiles": tiles,
             "blocks": blocks,
             "H": heads,
