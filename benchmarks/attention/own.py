@@ -44,7 +44,7 @@ def equal_bits() -> Iterator[None]:
 def fat5(
     backend: str, *, packed: bool = False, by_distance: bool = False, deterministic: bool = False
 ) -> Implementation:
-    """Make one of FAT5's backends: the public function with its own layout [B, L, H, D].
+    """Make one of FAT5's backends: the public function, which takes views [B, L, H, D].
 
     Args:
         backend: Name of the backend.
@@ -68,7 +68,7 @@ def fat5(
 
         def own_layout(x: Tensor) -> Tensor:
             x = x.transpose(1, 2)
-            return x[mask] if packed else x.contiguous()
+            return x[mask] if packed else x.clone()
 
         def standard(x: Tensor) -> Tensor:
             if packed:

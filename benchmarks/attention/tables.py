@@ -12,7 +12,7 @@ from benchmarks.attention.catalogue import YARDSTICK
 from benchmarks.attention.implementation import Implementation
 from benchmarks.attention.own import fat5
 from benchmarks.attention.stage import Stage
-from benchmarks.attention.workload import Workload, half_padding, uniform_documents
+from benchmarks.attention.workload import LAYOUTS, Workload, half_padding, uniform_documents
 from benchmarks.session import Session
 
 Rows = list[dict[str, Any]]
@@ -35,6 +35,7 @@ class Options:
         masks: "full" and "causal".
         heads: Heads.
         tokens: Tokens of a batch.
+        layout: How the inputs lie in memory.
     """
 
     implementations: Sequence[Implementation]
@@ -45,6 +46,7 @@ class Options:
     masks: Sequence[str] | None = None
     heads: int | None = None
     tokens: int | None = None
+    layout: str = LAYOUTS[0]
 
     def workloads(
         self,
@@ -61,7 +63,7 @@ class Options:
         axes = (dtypes, self.lengths or lengths, self.head_dims or head_dims, self.masks or masks)
         for dtype, length, head_dim, mask in product(*axes):
             batch = 1 if tokens is None else max(1, (self.tokens or tokens) // length)
-            yield Workload(batch, self.heads or heads, length, head_dim, mask == "causal", dtype)
+            yield Workload(batch, self.heads or heads, length, head_dim, mask == "causal", dtype, layout=self.layout)
 
 
 def must_reach(session: Session, options: Options) -> Rows:
@@ -99,11 +101,7 @@ def dense(session: Session, options: Options) -> Rows:
         x for x in _own_and(options, MATERIALISED, "eager-bias") if not x.name.endswith("-deterministic")
     ]
     plain = options.workloads(lengths=(1024,), masks=("full",))
-    workloads = (
-        Workload(w.batch, w.heads, w.length, w.head_dim, w.causal, w.dtype, dense_bias=rows)
-        for w in plain
-        for rows in sorted({1, w.batch})
-    )
+    workloads = (dataclasses.replace(w, dense_bias=rows) for w in plain for rows in sorted({1, w.batch}))
     return _measure(session, "dense", workloads, implementations, MATERIALISED)
 
 
@@ -113,10 +111,7 @@ def packed(session: Session, options: Options) -> Rows:
     backends = [x.name.removeprefix("fat5-") for x in padded if x.own]
     implementations = [*padded, *(fat5(backend, packed=True) for backend in backends)]
     plain = options.workloads(lengths=(1024,), head_dims=(64,), masks=("full",))
-    workloads = (
-        Workload(w.batch, w.heads, w.length, w.head_dim, w.causal, w.dtype, documents=half_padding(w.batch, w.length))
-        for w in plain
-    )
+    workloads = (dataclasses.replace(w, documents=half_padding(w.batch, w.length)) for w in plain)
     return _measure(session, "packed", workloads, implementations, MATERIALISED)
 
 

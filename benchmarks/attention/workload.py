@@ -14,6 +14,8 @@ from fat5.ops import relative_position_buckets
 
 NUM_BUCKETS = 32
 MAX_DISTANCE = 128
+LAYOUTS = ("tokens", "heads")
+"""[B, L, H, D], as a model's projections write it, or [B, H, L, D], each head's rows side by side."""
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -30,6 +32,7 @@ class Workload:
         dtype: A name in DTYPES.
         dense_bias: Rows of a dense bias [rows, H, L, L], 1 or the batch; 0 for T5's learned table, or no bias.
         documents: Real tokens of each row, from its start; None where all are real.
+        layout: A name in LAYOUTS: how q, k, v and the output's gradient lie in memory, for all implementations alike.
     """
 
     batch: int
@@ -40,6 +43,7 @@ class Workload:
     dtype: str
     dense_bias: int = 0
     documents: tuple[int, ...] | None = None
+    layout: str = "tokens"
 
     @property
     def real_lengths(self) -> tuple[int, ...]:
@@ -67,12 +71,13 @@ class Workload:
             "head_dim": self.head_dim,
             "mask": "causal" if self.causal else "full",
             "dtype": self.dtype,
+            "layout": self.layout,
         }
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Tensors that all implementations share; each makes of them what it likes best.
+    """Tensors that all implementations share: views [B, H, L, D] of memory in the workload's layout.
 
     Attributes:
         q: [B, H, L, D], scaled so that the scores have a variance of 1, as T5 has them with its softmax scale of 1.
@@ -100,7 +105,10 @@ class Inputs:
             return torch.randn(shape, generator=generator, device=device, dtype=dtype)
 
         shape = (workload.batch, workload.heads, workload.length, workload.head_dim)
-        q, k, v, grad_out = (normal(*shape) for _ in range(4))
+        if workload.layout == "tokens":
+            q, k, v, grad_out = (normal(shape[0], shape[2], shape[1], shape[3]).transpose(1, 2) for _ in range(4))
+        else:
+            q, k, v, grad_out = (normal(*shape) for _ in range(4))
         grad_out.masked_fill_(~real_tokens(workload, device)[:, None, :, None], 0)
         table = torch.randn(NUM_BUCKETS, workload.heads, generator=generator, device=device)
         dense = None

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
 SUMMARY = "attention with T5's learned bias and its gradient, beside SDPA, cuDNN, FlashAttention-2 and FlexAttention"
 
 _TABLES = ("must-reach", "sweep", "memory", "dense", "packed", "documents")
+_LAYOUT = (
+    "how q, k, v lie in memory for all implementations: [B, L, H, D], as projections write it, or [B, H, L, D] "
+    "(default: %(default)s)"
+)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -25,6 +29,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--lengths", help="instead of a table's own, like all that follows", **several, **number)
     parser.add_argument("--head-dims", help="head dimensions", **several, **number)
     parser.add_argument("--masks", choices=("full", "causal"), help="by default both where it matters", **several)
+    parser.add_argument("--layout", choices=("tokens", "heads"), default="tokens", help=_LAYOUT)
     parser.add_argument("--heads", help="number of heads", **number)
     parser.add_argument("--tokens", help="tokens of a batch, 16,384 by default", **number)
 
@@ -45,6 +50,7 @@ def run(arguments: Namespace, session: Session) -> None:
         masks=arguments.masks,
         heads=arguments.heads,
         tokens=arguments.tokens,
+        layout=arguments.layout,
     )
     names = arguments.shapes or (("must-reach",) if session.quick else _TABLES)
     show = {

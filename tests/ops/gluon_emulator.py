@@ -102,8 +102,8 @@ def _check_bounds(offsets: Tensor, memory: Tensor) -> None:
 class Shared:
     """A buffer in shared memory, or a view of one."""
 
-    def __init__(self, memory: Tensor, root: Tensor, parts: frozenset[int]) -> None:
-        self.memory, self.root, self.parts = memory, root, parts
+    def __init__(self, memory: Tensor, root: Tensor, parts: frozenset[int], each: int = 1) -> None:
+        self.memory, self.root, self.parts, self.each = memory, root, parts, each
 
     @staticmethod
     def allocate(dtype: torch.dtype, shape: list[int], layout: Any = None) -> Shared:
@@ -113,7 +113,7 @@ class Shared:
     def index(self, i: int) -> Shared:
         if not 0 <= i < self.memory.shape[0]:
             raise HazardError(f"buffer {i} of {self.memory.shape[0]}")
-        return Shared(self.memory[i], self.root, frozenset({i}))
+        return Shared(self.memory[i], self.root, frozenset(range(i * self.each, (i + 1) * self.each)))
 
     def slice(self, start: int, length: int, dim: int = 0) -> Shared:
         return Shared(self.memory.narrow(dim, start, length), self.root, self.parts)
@@ -123,6 +123,10 @@ class Shared:
 
     def reshape(self, shape: list[int]) -> Shared:
         return Shared(self.memory.view(shape), self.root, self.parts)
+
+    def reinterpret(self, dtype: torch.dtype, shape: list[int]) -> Shared:
+        memory = self.memory.view(-1).view(dtype).view(shape)
+        return Shared(memory, self.root, self.parts, self.root.shape[0] // shape[0])
 
     def overlaps(self, other: Shared) -> bool:
         return self.root is other.root and bool(self.parts & other.parts)
@@ -449,6 +453,7 @@ _OVERRIDES = {
     "fence_async_shared": lambda: None,
     "group_barrier": lambda: None,
     "await_previous": lambda: None,
+    "reinterpret": lambda buffer, dtype, shape, layout: buffer.reinterpret(dtype, shape),
     "release_next": lambda: None,
     "tma_load": _tma_load,
     "tma_store": _tma_store,

@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from fat5.ops.attention.hopper.interface import (
     await_previous,
     copy_async,
-    group_barrier,
+    reinterpret,
     release_next,
     tma_add,
     tma_store,
@@ -71,13 +71,13 @@ def selectors(K: gl.constexpr, E: gl.constexpr):
 
 @gluon.jit
 def key_producer(
-    loads, NB: gl.constexpr, BM: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, ONE_PASS: gl.constexpr,
-    RAGGED: gl.constexpr,
+    loads, NB: gl.constexpr, NKV: gl.constexpr, BM: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
+    ONE_PASS: gl.constexpr, RAGGED: gl.constexpr,
 ):  # fmt: skip
     """Load a tile of keys and values, then every tile of queries and output gradients that sees one of them."""
     (
         q_desc, k_desc, half_desc, v_desc, do_desc, sq, so, sk, halves, sv, s_lse, s_delta, LSE, Delta, kv_full,
-        kv_empty, q_full, o_full, l_full, q_empty, work, turns,
+        kv_empty, q_full, o_full, l_full, q_empty, work,
     ) = loads  # fmt: skip
     lanes = gl.arange(0, BM, layout=gl.BlockedLayout([BM // 32], [32], [1], [0]))
     HALVES: gl.constexpr = ONE_PASS and D == 64
@@ -87,20 +87,22 @@ def key_producer(
         await_previous()
     loaded = 0
     done = 0
-    for turn in range(turns):
+    for turn in range(work[8]):
         there, head, first, qy, qx, ky, kx, queries, keys, shift, rows, slot = next_tile(
             turn, work, 128, CAUSAL, RAGGED, True
         )
         if there:
-            mbarrier.wait(kv_empty, (done & 1) ^ 1)
-            mbarrier.expect(kv_full, 128 * D * (6 if HALVES else 4))
+            kv = done % NKV
+            full = kv_full.index(kv)
+            mbarrier.wait(kv_empty.index(kv), ((done // NKV) & 1) ^ 1)
+            mbarrier.expect(full, 128 * D * (6 if HALVES else 4))
             for c in gl.static_range(2):
                 x = kx + first + c * 64
-                load_tile(k_desc, ky, head, x, 0, kv_full, sk.index(c), RAGGED)
-                load_tile(v_desc, ky, head, x, 0, kv_full, sv.index(c), RAGGED)
+                load_tile(k_desc, ky, head, x, 0, full, sk.index(kv * 2 + c), RAGGED)
+                load_tile(v_desc, ky, head, x, 0, full, sv.index(kv * 2 + c), RAGGED)
                 if HALVES:  # K in two column halves, the B operands of dQ: half of a 128-byte row can't be sliced off
-                    load_tile(half_desc, ky, head, x, 0, kv_full, halves.index(c), RAGGED)
-                    load_tile(half_desc, ky, head, x, 32, kv_full, halves.index(2 + c), RAGGED)
+                    load_tile(half_desc, ky, head, x, 0, full, halves.index(kv * 4 + c), RAGGED)
+                    load_tile(half_desc, ky, head, x, 32, full, halves.index(kv * 4 + 2 + c), RAGGED)
             for i in range(first_query_tile(first, shift, BM, CAUSAL), (queries + BM - 1) // BM):
                 stage = loaded % NB
                 mbarrier.wait(q_empty.index(stage), ((loaded // NB) & 1) ^ 1)
@@ -120,14 +122,14 @@ def key_producer(
 
 @gluon.jit
 def key_consumer(
-    shared, c: gl.constexpr, NB: gl.constexpr, BM: gl.constexpr, D: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr,
-    BIAS: gl.constexpr, TABLE_GRAD: gl.constexpr, ONE_PASS: gl.constexpr, ADD_NEAR: gl.constexpr,
-    GROUP: gl.constexpr, PHASED: gl.constexpr, RAGGED: gl.constexpr, TAILS: gl.constexpr,
+    shared, c: gl.constexpr, NB: gl.constexpr, NKV: gl.constexpr, BM: gl.constexpr, D: gl.constexpr, R: gl.constexpr,
+    CAUSAL: gl.constexpr, BIAS: gl.constexpr, TABLE_GRAD: gl.constexpr, ONE_PASS: gl.constexpr,
+    ADD_NEAR: gl.constexpr, GROUP: gl.constexpr, PHASED: gl.constexpr, RAGGED: gl.constexpr, TAILS: gl.constexpr,
 ):  # fmt: skip
     """64 keys against the queries, transposed: S^T = K Q^T, so P^T and dS^T stay in registers as operands."""
     (
         dk_desc, dv_desc, sum_desc, near_desc, chosen, sq, so, sk, halves, sv, s_ds, s_dq, s_lse, s_delta, kv_full,
-        kv_empty, q_full, o_full, l_full, q_empty, ds_full, Table, Far, factor, scale, span, work, slots, turns,
+        kv_empty, q_full, o_full, l_full, q_empty, ds_full, Table, Far, factor, scale, span, work, slots,
     ) = shared  # fmt: skip
     E: gl.constexpr = dk_desc.dtype
     SL: gl.constexpr = accumulator(BM)
@@ -150,34 +152,37 @@ def key_consumer(
     width = 2 * span
     if R >= 0:
         width = 2 * REACH
-    sk_own = sk.index(c)
-    sv_own = sv.index(c)
     s_dq_own = s_dq.index(c)
-    if D == 128:
-        k_half0 = sk.index(0).slice(c * 64, 64, dim=1)
-        k_half1 = sk.index(1).slice(c * 64, 64, dim=1)
-    else:
-        k_half0 = halves.index(c * 2)
-        k_half1 = halves.index(c * 2 + 1)
     await_previous()
     used = 0
     done = 0
-    for turn in range(turns):
-        there, head, first, qy, qx, ky, kx, queries, keys, shift, rows, slot = next_tile(
-            turn, work, 128, CAUSAL, RAGGED, True
-        )
+    owed = 0  # the last tile's results may still be read from its slices of K and V
+    upcoming = next_tile(0, work, 128, CAUSAL, RAGGED, True)
+    ends = table_ends(Table, upcoming[1], factor, width, BIAS)
+    for turn in range(work[8]):
+        there, head, first, qy, qx, ky, kx, queries, keys, shift, rows, slot = upcoming
         if there:
             n0 = first + c * 64
             origin = n0 - shift  # a query's row at distance 0 from the first key
             table = Table + head * width
-            left = 0.0
-            right = 0.0
-            if BIAS:
-                right, left = table_ends(table, factor, width)  # the backward's table is reversed
+            right, left = ends  # the backward's table is reversed
+            kv = done % NKV
+            sk_own = sk.index(kv * 2 + c)
+            sv_own = sv.index(kv * 2 + c)
+            if D == 128:
+                k_half0 = sk.index(0).slice(c * 64, 64, dim=1)
+                k_half1 = sk.index(1).slice(c * 64, 64, dim=1)
+            else:
+                k_half0 = halves.index(kv * 4 + c * 2)
+                k_half1 = halves.index(kv * 4 + c * 2 + 1)
             dk = gl.zeros([64, D], gl.float32, layout=OL)
             dv = gl.zeros([64, D], gl.float32, layout=OL)
             far = gl.zeros([64, 8], gl.float32, layout=FL)
-            mbarrier.wait(kv_full, done & 1)
+            if not KEEP:  # the last tile's results have left the buffers of both consumers
+                tma.store_wait(0)
+                mbarrier.arrive(ds_full.index(2), count=1)
+                mbarrier.wait(ds_full.index(2), 0)
+            mbarrier.wait(kv_full.index(kv), (done // NKV) & 1)
             if KEEP:
                 k = sk_own.load(AL)
                 v = sv_own.load(AL)
@@ -240,6 +245,10 @@ def key_consumer(
                         dk, dv = warpgroup_mma_wait(2, deps=[dk, dv])
                     tma.store_wait(0)  # the last turn's stores have read shared memory; the arrival is a barrier too
                     mbarrier.arrive(q_empty.index(stage), count=1)
+                    if KEEP:
+                        if owed > 0:
+                            mbarrier.arrive(kv_empty.index((done + 1) % NKV), count=1)
+                            owed = 0
                     dq = warpgroup_mma_wait(0, deps=[dq])
                     s_dq_own.store(dq)
                     fence_async_shared()
@@ -251,6 +260,10 @@ def key_consumer(
                         dk, dv = warpgroup_mma_wait(0, deps=[dk, dv])
                     tma.store_wait(0)
                     mbarrier.arrive(q_empty.index(stage), count=1)
+                    if KEEP:
+                        if owed > 0:
+                            mbarrier.arrive(kv_empty.index((done + 1) % NKV), count=1)
+                            owed = 0
                 if TABLE_GRAD:
                     offset = corner >> 6  # floor: blocks stand apart by whole blocks, or PHASED by a fraction more
                     if near & (offset <= (0 if CAUSAL else NEAR)):
@@ -268,29 +281,41 @@ def key_consumer(
                 sums = gl.sum(far, 0)
                 column = gl.arange(0, 8, layout=sums.type.layout)
                 gl.store(Far + (column * (2 * slots) + slot * 2 + c) * H + head, sums, mask=column < 2)
-            # Each consumer's slice of K and V is the staging buffer of its own results.
-            if ONE_PASS and D == 128:  # the other consumer's dQ may still read this slice of K
+            if KEEP:
+                if owed > 0:  # no query saw this tile
+                    tma.store_wait(0)
+                    mbarrier.arrive(kv_empty.index((done + 1) % NKV), count=1)
+                # Its slices of K and V, which it has in registers, hold a consumer's results until they have left.
+                dk_own = sk_own
+                dv_own = sv_own
+            else:
+                # K and V are free for the next tile; what held dQ and dS holds the results.
+                mbarrier.arrive(kv_empty.index(kv), count=1)
+                tma.store_wait(0)
                 mbarrier.arrive(ds_full.index(2), count=1)
-                mbarrier.wait(ds_full.index(2), done & 1)
-            sk_own.store((dk * scale).to(E))
-            sv_own.store(dv.to(E))
+                mbarrier.wait(ds_full.index(2), 1)
+                dk_own = reinterpret(s_dq, E, [2, 64, D], shared_layout(64, D, E)).index(c)
+                dv_own = reinterpret(s_ds, E, [2, 64, D], shared_layout(64, D, E)).index(c)
+            dk_own.store((dk * scale).to(E))
+            dv_own.store(dv.to(E))
             fence_async_shared()
-            store_tile(dk_desc, ky, head, kx + n0, sk_own, RAGGED)
-            store_tile(dv_desc, ky, head, kx + n0, sv_own, RAGGED)
-            tma.store_wait(0)
-            group_barrier()
-            mbarrier.arrive(kv_empty, count=1)
+            store_tile(dk_desc, ky, head, kx + n0, dk_own, RAGGED)
+            store_tile(dv_desc, ky, head, kx + n0, dv_own, RAGGED)
+            owed = 1
+            upcoming = next_tile(turn + 1, work, 128, CAUSAL, RAGGED, True)
+            ends = table_ends(Table, upcoming[1], factor, width, BIAS)
             done += 1
+    tma.store_wait(0)
 
 
 @gluon.jit(do_not_specialize=["tiles", "blocks", "H", "M", "N", "shift", "pitch", "turns", "slots", "span"])
 def backward_kernel(
     q_desc, k_desc, half_desc, v_desc, do_desc, dk_desc, dv_desc, sum_desc, near_desc, Table, Far, LSE, Delta, factor,
     scale, span, Records, tiles, blocks, H, M, N, shift, pitch, slots, turns,
-    NB: gl.constexpr, BM: gl.constexpr, D: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr, BIAS: gl.constexpr,
-    TABLE_GRAD: gl.constexpr, ONE_PASS: gl.constexpr, ADD_NEAR: gl.constexpr, GROUP: gl.constexpr,
-    PHASED: gl.constexpr, RAGGED: gl.constexpr, TAILS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
-    PRODUCER_REGISTERS: gl.constexpr,
+    NB: gl.constexpr, NKV: gl.constexpr, BM: gl.constexpr, D: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr,
+    BIAS: gl.constexpr, TABLE_GRAD: gl.constexpr, ONE_PASS: gl.constexpr, ADD_NEAR: gl.constexpr,
+    GROUP: gl.constexpr, PHASED: gl.constexpr, RAGGED: gl.constexpr, TAILS: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Persistent: each program takes its tiles, 128 keys of one head over all their queries, from the schedule.
 
@@ -301,40 +326,46 @@ def backward_kernel(
     VECTOR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     sq = gl.allocate_shared_memory(E, [NB, BM, D], shared_layout(BM, D, E))
     so = gl.allocate_shared_memory(E, [NB, BM, D], shared_layout(BM, D, E))
-    sk = gl.allocate_shared_memory(E, [2, 64, D], shared_layout(64, D, E))
-    sv = gl.allocate_shared_memory(E, [2, 64, D], shared_layout(64, D, E))
-    halves = gl.allocate_shared_memory(E, [4, 64 if D == 64 else 8, D // 2], shared_layout(64, D // 2, E))
+    sk = gl.allocate_shared_memory(E, [NKV * 2, 64, D], shared_layout(64, D, E))
+    sv = gl.allocate_shared_memory(E, [NKV * 2, 64, D], shared_layout(64, D, E))
+    halves = gl.allocate_shared_memory(E, [NKV * 4, 64 if D == 64 else 8, D // 2], shared_layout(64, D // 2, E))
     s_ds = gl.allocate_shared_memory(E, [4, 64, BM], shared_layout(64, BM, E))
     s_dq = gl.allocate_shared_memory(
-        gl.float32, [2, BM if ONE_PASS else 8, D // 2], shared_layout(BM, D // 2, gl.float32)
+        gl.float32, [2, BM if ONE_PASS or D == 128 else 8, D // 2], shared_layout(BM, D // 2, gl.float32)
     )
     s_lse = gl.allocate_shared_memory(gl.float32, [NB, BM], VECTOR)
     s_delta = gl.allocate_shared_memory(gl.float32, [NB, BM], VECTOR)
     chosen = selectors(BM, E)
-    kv_full, kv_empty = barriers(1, 1).index(0), barriers(1, 2).index(0)
+    kv_full, kv_empty = barriers(NKV, 1), barriers(NKV, 2)
     q_full, o_full, l_full, q_empty = barriers(NB, 1), barriers(NB, 1), barriers(NB, 32), barriers(NB, 2)
     ds_full = barriers(3, 2)
-    work = (Records, tiles, blocks, H, M, N, shift, pitch)
+    work = (Records, tiles, blocks, H, M, N, shift, pitch, turns)
     loads = (
         q_desc, k_desc, half_desc, v_desc, do_desc, sq, so, sk, halves, sv, s_lse, s_delta, LSE, Delta, kv_full,
-        kv_empty, q_full, o_full, l_full, q_empty, work, turns,
+        kv_empty, q_full, o_full, l_full, q_empty, work,
     )  # fmt: skip
     shared = (
         dk_desc, dv_desc, sum_desc, near_desc, chosen, sq, so, sk, halves, sv, s_ds, s_dq, s_lse, s_delta, kv_full,
-        kv_empty, q_full, o_full, l_full, q_empty, ds_full, Table, Far, factor, scale, span, work, slots, turns,
+        kv_empty, q_full, o_full, l_full, q_empty, ds_full, Table, Far, factor, scale, span, work, slots,
     )  # fmt: skip
     gl.warp_specialize(
         [
             (
                 key_consumer,
-                (shared, 0, NB, BM, D, R, CAUSAL, BIAS, TABLE_GRAD, ONE_PASS, ADD_NEAR, GROUP, PHASED, RAGGED, TAILS),
+                (
+                    shared, 0, NB, NKV, BM, D, R, CAUSAL, BIAS, TABLE_GRAD, ONE_PASS, ADD_NEAR, GROUP, PHASED, RAGGED,
+                    TAILS,
+                ),
             ),
             (
                 key_consumer,
-                (shared, 1, NB, BM, D, R, CAUSAL, BIAS, TABLE_GRAD, ONE_PASS, ADD_NEAR, GROUP, PHASED, RAGGED, TAILS),
+                (
+                    shared, 1, NB, NKV, BM, D, R, CAUSAL, BIAS, TABLE_GRAD, ONE_PASS, ADD_NEAR, GROUP, PHASED, RAGGED,
+                    TAILS,
+                ),
             ),
-            (key_producer, (loads, NB, BM, D, CAUSAL, ONE_PASS, RAGGED)),
+            (key_producer, (loads, NB, NKV, BM, D, CAUSAL, ONE_PASS, RAGGED)),
         ],
         [4, 1],
         [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
-    )
+    )  # fmt: skip

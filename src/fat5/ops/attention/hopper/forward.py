@@ -63,12 +63,12 @@ def forward_producer(
 ):  # fmt: skip
     """Load queries, keys and values as their buffers fall empty. `loaded` counts tiles of keys, `done` tiles of
     work."""
-    q_desc, k_desc, v_desc, sq, sk, sv, q_full, q_empty, k_full, v_full, k_empty, v_empty, work, turns = loads
+    q_desc, k_desc, v_desc, sq, sk, sv, q_full, q_empty, k_full, v_full, k_empty, v_empty, work = loads
     if RAGGED:
         await_previous()
     loaded = 0
     done = 0
-    for turn in range(turns):
+    for turn in range(work[8]):
         there, head, first, qy, qx, ky, kx, queries, keys, shift, rows, slot = next_tile(
             turn, work, NC * 64, CAUSAL, RAGGED, False
         )
@@ -99,9 +99,7 @@ def forward_consumer(
     R: gl.constexpr, CAUSAL: gl.constexpr, BIAS: gl.constexpr, RAGGED: gl.constexpr, TAILS: gl.constexpr,
 ):  # fmt: skip
     """Attend with 64 queries; the product of the next tile's scores runs beside that of this one's weights."""
-    o_desc, sq, sk, sv, so, q_full, q_empty, k_full, v_full, k_empty, v_empty, Table, LSE, factor, span, work, turns = (
-        shared
-    )
+    o_desc, sq, sk, sv, so, q_full, q_empty, k_full, v_full, k_empty, v_empty, Table, LSE, factor, span, work = shared
     E: gl.constexpr = o_desc.dtype
     SL: gl.constexpr = accumulator(BN)
     OL: gl.constexpr = accumulator(D)
@@ -115,10 +113,10 @@ def forward_consumer(
     await_previous()
     used = 0
     done = 0
-    for turn in range(turns):
-        there, head, first, qy, qx, ky, kx, queries, keys, shift, rows, slot = next_tile(
-            turn, work, NC * 64, CAUSAL, RAGGED, False
-        )
+    upcoming = next_tile(0, work, NC * 64, CAUSAL, RAGGED, False)
+    ends = table_ends(Table, upcoming[1], factor, width, BIAS)
+    for turn in range(work[8]):
+        there, head, first, qy, qx, ky, kx, queries, keys, shift, rows, slot = upcoming
         if there:
             q0 = first + c * 64
             n = key_tiles(first, keys, shift, NC * 64, BN, CAUSAL)
@@ -132,12 +130,11 @@ def forward_consumer(
                     mbarrier.wait(v_full.index(used % NB), (used // NB) & 1)
                     mbarrier.arrive(v_empty.index(used % NB), count=1)
                     used += 1
+                upcoming = next_tile(turn + 1, work, NC * 64, CAUSAL, RAGGED, False)
+                ends = table_ends(Table, upcoming[1], factor, width, BIAS)
             else:
                 table = Table + head * width
-                left = 0.0
-                right = 0.0
-                if BIAS:
-                    left, right = table_ends(table, factor, width)
+                left, right = ends
                 corner = -(q0 + shift)
                 peak = gl.full([64], _HIDDEN, gl.float32, layout=gl.SliceLayout(1, SL))
                 total = gl.zeros([64], gl.float32, layout=gl.SliceLayout(1, SL))
@@ -175,6 +172,9 @@ def forward_consumer(
                 weights = gl.convert_layout(p.to(E), PL)
                 mbarrier.wait(v_full.index(last), (used // NB) & 1)
                 acc = warpgroup_mma(weights, sv.index(last), acc, is_async=True)
+                # Whole microseconds of divisions and loads, beside the last product.
+                upcoming = next_tile(turn + 1, work, NC * 64, CAUSAL, RAGGED, False)
+                ends = table_ends(Table, upcoming[1], factor, width, BIAS)
                 lanes = gl.arange(0, 64, layout=gl.SliceLayout(1, SL))
                 seen = total > 0
                 safe = gl.where(seen, total, 1.0)
@@ -212,11 +212,10 @@ def forward_kernel(
     so = gl.allocate_shared_memory(E, [NC, 64, D], shared_layout(64, D, E))
     q_full, q_empty = barriers(NQ, 1), barriers(NQ, NC)
     k_full, v_full, k_empty, v_empty = barriers(NB, 1), barriers(NB, 1), barriers(NB, NC), barriers(NB, NC)
-    work = (Records, tiles, blocks, H, M, N, shift, pitch)
-    loads = (q_desc, k_desc, v_desc, sq, sk, sv, q_full, q_empty, k_full, v_full, k_empty, v_empty, work, turns)
+    work = (Records, tiles, blocks, H, M, N, shift, pitch, turns)
+    loads = (q_desc, k_desc, v_desc, sq, sk, sv, q_full, q_empty, k_full, v_full, k_empty, v_empty, work)
     shared = (
         o_desc, sq, sk, sv, so, q_full, q_empty, k_full, v_full, k_empty, v_empty, Table, LSE, factor, span, work,
-        turns,
     )  # fmt: skip
     # Constants stand in the call: in a tuple with a name they would become values.
     if NC == 3:

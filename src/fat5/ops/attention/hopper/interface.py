@@ -48,3 +48,9 @@ def release_next():
     gl.inline_asm_elementwise(
         "griddepcontrol.launch_dependents; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
     )
+
+
+@gluon.jit
+def reinterpret(buffer, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr):
+    """Return shared memory under another type, shape and layout."""
+    return buffer._reinterpret(dtype, shape, layout)

@@ -50,6 +50,7 @@ def constants(configuration: Configuration, kernel: str) -> dict[str, Any]:
     elif kernel == "backward_kernel":
         depth = {
             "NB": 2 if wide else 3,
+            "NKV": 1 if wide else 2,
             "BM": 64,
             "TABLE_GRAD": configuration.table_grad,
             "ONE_PASS": configuration.one_pass,

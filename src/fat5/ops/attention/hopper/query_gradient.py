@@ -32,14 +32,14 @@ def query_producer(
 ):
     """Load a tile of queries and output gradients, then every tile of keys and values that they see."""
     (
-        q_desc, k_desc, v_desc, do_desc, sq, so, sk, sv, q_full, q_empty, k_full, v_full, k_empty, v_empty, work, turns,
+        q_desc, k_desc, v_desc, do_desc, sq, so, sk, sv, q_full, q_empty, k_full, v_full, k_empty, v_empty, work,
     ) = loads  # fmt: skip
     release_next()
     if RAGGED:
         await_previous()
     loaded = 0
     done = 0
-    for turn in range(turns):
+    for turn in range(work[8]):
         there, head, first, qy, qx, ky, kx, queries, keys, shift, rows, slot = next_tile(
             turn, work, 128, CAUSAL, RAGGED, False
         )
@@ -72,7 +72,7 @@ def query_consumer(
     """64 queries against the keys; dS stays in registers as an operand of dQ."""
     (
         dq_desc, sq, so, sk, sv, q_full, q_empty, k_full, v_full, k_empty, v_empty, Table, LSE, Delta, factor, scale,
-        span, work, turns,
+        span, work,
     ) = shared  # fmt: skip
     E: gl.constexpr = dq_desc.dtype
     SL: gl.constexpr = accumulator(BN)
@@ -89,17 +89,14 @@ def query_consumer(
     await_previous()
     used = 0
     done = 0
-    for turn in range(turns):
-        there, head, first, qy, qx, ky, kx, queries, keys, shift, rows, slot = next_tile(
-            turn, work, 128, CAUSAL, RAGGED, False
-        )
+    upcoming = next_tile(0, work, 128, CAUSAL, RAGGED, False)
+    ends = table_ends(Table, upcoming[1], factor, width, BIAS)
+    for turn in range(work[8]):
+        there, head, first, qy, qx, ky, kx, queries, keys, shift, rows, slot = upcoming
         if there:
             q0 = first + c * 64
             table = Table + head * width
-            left = 0.0
-            right = 0.0
-            if BIAS:
-                left, right = table_ends(table, factor, width)
+            left, right = ends
             lanes = gl.arange(0, 64, layout=gl.SliceLayout(1, SL))
             place = rows + head * pitch + q0 + lanes
             lse = gl.load(LSE + place, mask=q0 + lanes < queries, other=float("inf"))
@@ -140,6 +137,8 @@ def query_consumer(
             fence_async_shared()
             if q0 < queries:
                 store_tile(dq_desc, qy, head, qx + q0, sq_own, RAGGED)
+            upcoming = next_tile(turn + 1, work, 128, CAUSAL, RAGGED, False)
+            ends = table_ends(Table, upcoming[1], factor, width, BIAS)
             tma.store_wait(0)
             group_barrier()
             mbarrier.arrive(q_empty, count=1)
@@ -161,13 +160,13 @@ def query_kernel(
     sv = gl.allocate_shared_memory(E, [NB, BN, D], shared_layout(BN, D, E))
     q_full, q_empty = barriers(1, 1).index(0), barriers(1, 2).index(0)
     k_full, v_full, k_empty, v_empty = barriers(NB, 1), barriers(NB, 1), barriers(NB, 2), barriers(NB, 2)
-    work = (Records, tiles, blocks, H, M, N, shift, pitch)
+    work = (Records, tiles, blocks, H, M, N, shift, pitch, turns)
     loads = (
-        q_desc, k_desc, v_desc, do_desc, sq, so, sk, sv, q_full, q_empty, k_full, v_full, k_empty, v_empty, work, turns,
+        q_desc, k_desc, v_desc, do_desc, sq, so, sk, sv, q_full, q_empty, k_full, v_full, k_empty, v_empty, work,
     )  # fmt: skip
     shared = (
         dq_desc, sq, so, sk, sv, q_full, q_empty, k_full, v_full, k_empty, v_empty, Table, LSE, Delta, factor, scale,
-        span, work, turns,
+        span, work,
     )  # fmt: skip
     gl.warp_specialize(
         [

@@ -84,19 +84,19 @@ def next_tile(turn, work, ROWS: gl.constexpr, CAUSAL: gl.constexpr, RAGGED: gl.c
     """Return this program's tile of a turn: (there is one, head, first row, q y, q x, k y, k x, queries, keys, shift,
     rows, slot).
 
-    `work` is (Records, tiles, blocks, H, queries, keys, shift, pitch). Tiles of equal work are dealt in order; causal
-    ones by `dealt_tile`; where sequences differ, RAGGED, each has a record. (y, x) is the place of a sequence's first
-    row in a descriptor, `rows` that of its first query in the arrays [.., H, pitch], `slot` the running number of a
-    block of keys.
+    `work` is (Records, tiles, blocks, H, queries, keys, shift, pitch, turns). Tiles of equal work are dealt in order;
+    causal ones by `dealt_tile`; where sequences differ, RAGGED, each has a record. There is no tile from `turns` on.
+    (y, x) is the place of a sequence's first row in a descriptor, `rows` that of its first query in the arrays
+    [.., H, pitch], `slot` the running number of a block of keys.
     """
-    records, tiles, blocks, heads, queries, keys, shift, pitch = work
+    records, tiles, blocks, heads, queries, keys, shift, pitch, turns = work
     place = turn * gl.num_programs(0) + gl.program_id(0)
     if RAGGED:
-        record = records + place * FIELDS
+        record = records + (gl.minimum(turn, turns - 1) * gl.num_programs(0) + gl.program_id(0)) * FIELDS
         head = gl.load(record)
         return (
-            head >= 0,
-            head,
+            (head >= 0) & (turn < turns),
+            gl.maximum(head, 0),
             gl.load(record + 1),
             gl.load(record + 2),
             gl.load(record + 3),
@@ -191,7 +191,12 @@ def add_bias(s, table, corner, N: gl.constexpr, SL: gl.constexpr):
 
 
 @gluon.jit
-def table_ends(table, factor, width):
-    """Return the table's first and last value, times `factor`."""
-    values = table.cast(gl.pointer_type(gl.float32))
-    return gl.load(values) * factor, gl.load(values + 2 * width - 1) * factor
+def table_ends(table, head, factor, width, BIAS: gl.constexpr):
+    """Return the first and last value of a head's table, times `factor`; 0 without a bias."""
+    first = 0.0
+    last = 0.0
+    if BIAS:
+        values = (table + head * width).cast(gl.pointer_type(gl.float32))
+        first = gl.load(values) * factor
+        last = gl.load(values + 2 * width - 1) * factor
+    return first, last
