@@ -94,16 +94,42 @@ def forward_producer(
 
 
 @gluon.jit
+def first_weights(
+    sq_own, sk, q_full, k_full, k_empty, done, used, factor, table, corner, keys, span, left, right, NQ: gl.constexpr,
+    NB: gl.constexpr, R: gl.constexpr, BN: gl.constexpr, BIAS: gl.constexpr, TAILS: gl.constexpr, SL: gl.constexpr,
+):  # fmt: skip
+    """Return the weights of a tile's first keys, its row maxima and sums."""
+    peak = gl.full([64], _HIDDEN, gl.float32, layout=gl.SliceLayout(1, SL))
+    total = gl.zeros([64], gl.float32, layout=gl.SliceLayout(1, SL))
+    zeros = gl.zeros([64, BN], gl.float32, layout=SL)
+    stage = used % NB
+    mbarrier.wait(q_full.index(done % NQ), (done // NQ) & 1)
+    mbarrier.wait(k_full.index(stage), (used // NB) & 1)
+    s = warpgroup_mma(sq_own, sk.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
+    s = warpgroup_mma_wait(0, deps=[s])
+    mbarrier.arrive(k_empty.index(stage), count=1)
+    p, peak, total, decay = softmax_step(
+        s, peak, total, factor, table, 0, corner, keys, span, left, right, R, BN, BIAS, TAILS, SL
+    )
+    return p, peak, total
+
+
+@gluon.jit
 def forward_consumer(
     shared, c: gl.constexpr, NC: gl.constexpr, NQ: gl.constexpr, NB: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
     R: gl.constexpr, CAUSAL: gl.constexpr, BIAS: gl.constexpr, RAGGED: gl.constexpr, TAILS: gl.constexpr,
 ):  # fmt: skip
-    """Attend with 64 queries; the product of the next tile's scores runs beside that of this one's weights."""
+    """Attend with 64 queries; the product of the next keys' scores runs beside that of this one's weights.
+
+    AHEAD, the next keys may be the first of the program's next tile: then none of its products stands alone. Three
+    consumers have no registers for that.
+    """
     o_desc, sq, sk, sv, so, q_full, q_empty, k_full, v_full, k_empty, v_empty, Table, LSE, factor, span, work = shared
     E: gl.constexpr = o_desc.dtype
     SL: gl.constexpr = accumulator(BN)
     OL: gl.constexpr = accumulator(D)
     PL: gl.constexpr = gl.DotOperandLayout(0, OL, 2)
+    AHEAD: gl.constexpr = NC == 2
     zeros = gl.zeros([64, BN], gl.float32, layout=SL)
     so_own = so.index(c)
     pitch = work[7]
@@ -113,6 +139,11 @@ def forward_consumer(
     await_previous()
     used = 0
     done = 0
+    begun = False  # the upcoming tile's first weights are there
+    if AHEAD:
+        peak = gl.full([64], _HIDDEN, gl.float32, layout=gl.SliceLayout(1, SL))
+        total = gl.zeros([64], gl.float32, layout=gl.SliceLayout(1, SL))
+        p = zeros
     upcoming = next_tile(0, work, NC * 64, CAUSAL, RAGGED, False)
     ends = table_ends(Table, upcoming[1], factor, width, BIAS)
     for turn in range(work[8]):
@@ -121,8 +152,8 @@ def forward_consumer(
             q0 = first + c * 64
             n = key_tiles(first, keys, shift, NC * 64, BN, CAUSAL)
             buffer = done % NQ
-            mbarrier.wait(q_full.index(buffer), (done // NQ) & 1)
             if q0 >= queries:  # past the sequence's end: only keep the barriers moving
+                mbarrier.wait(q_full.index(buffer), (done // NQ) & 1)
                 mbarrier.arrive(q_empty.index(buffer), count=1)
                 for _ in range(n):
                     mbarrier.wait(k_full.index(used % NB), (used // NB) & 1)
@@ -132,22 +163,24 @@ def forward_consumer(
                     used += 1
                 upcoming = next_tile(turn + 1, work, NC * 64, CAUSAL, RAGGED, False)
                 ends = table_ends(Table, upcoming[1], factor, width, BIAS)
+                begun = False
             else:
                 table = Table + head * width
                 left, right = ends
                 corner = -(q0 + shift)
-                peak = gl.full([64], _HIDDEN, gl.float32, layout=gl.SliceLayout(1, SL))
-                total = gl.zeros([64], gl.float32, layout=gl.SliceLayout(1, SL))
-                acc = gl.zeros([64, D], gl.float32, layout=OL)
                 sq_own = sq.index(buffer * NC + c)
-                stage = used % NB
-                mbarrier.wait(k_full.index(stage), (used // NB) & 1)
-                s = warpgroup_mma(sq_own, sk.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
-                s = warpgroup_mma_wait(0, deps=[s])
-                mbarrier.arrive(k_empty.index(stage), count=1)
-                p, peak, total, decay = softmax_step(
-                    s, peak, total, factor, table, 0, corner, keys, span, left, right, R, BN, BIAS, TAILS, SL
-                )
+                if AHEAD:
+                    if not begun:
+                        p, peak, total = first_weights(
+                            sq_own, sk, q_full, k_full, k_empty, done, used, factor, table, corner, keys, span, left,
+                            right, NQ, NB, R, BN, BIAS, TAILS, SL,
+                        )  # fmt: skip
+                else:
+                    p, peak, total = first_weights(
+                        sq_own, sk, q_full, k_full, k_empty, done, used, factor, table, corner, keys, span, left,
+                        right, NQ, NB, R, BN, BIAS, TAILS, SL,
+                    )  # fmt: skip
+                acc = gl.zeros([64, D], gl.float32, layout=OL)
                 for i in range(1, n):
                     last = used % NB
                     last_phase = (used // NB) & 1
@@ -169,21 +202,49 @@ def forward_consumer(
                     acc = acc * gl.convert_layout(decay, gl.SliceLayout(1, OL))[:, None]
                 mbarrier.arrive(q_empty.index(buffer), count=1)
                 last = used % NB
-                weights = gl.convert_layout(p.to(E), PL)
-                mbarrier.wait(v_full.index(last), (used // NB) & 1)
-                acc = warpgroup_mma(weights, sv.index(last), acc, is_async=True)
-                # Whole microseconds of divisions and loads, beside the last product.
-                upcoming = next_tile(turn + 1, work, NC * 64, CAUSAL, RAGGED, False)
-                ends = table_ends(Table, upcoming[1], factor, width, BIAS)
+                last_phase = (used // NB) & 1
+                used += 1
                 lanes = gl.arange(0, 64, layout=gl.SliceLayout(1, SL))
                 seen = total > 0
                 safe = gl.where(seen, total, 1.0)
                 lse = gl.where(seen, peak + gl.log2(safe), float("inf"))
                 gl.store(LSE + rows + head * pitch + q0 + lanes, lse, mask=q0 + lanes < queries)
                 inverse = gl.convert_layout(gl.where(seen, 1.0 / safe, 0.0), gl.SliceLayout(1, OL))
-                acc = warpgroup_mma_wait(0, deps=[acc])
+                weights = gl.convert_layout(p.to(E), PL)
+                if not AHEAD:
+                    mbarrier.wait(v_full.index(last), last_phase)
+                    acc = warpgroup_mma(weights, sv.index(last), acc, is_async=True)
+                upcoming = next_tile(turn + 1, work, NC * 64, CAUSAL, RAGGED, False)
+                ends = table_ends(Table, upcoming[1], factor, width, BIAS)
+                if AHEAD:
+                    first = upcoming[2] + c * 64
+                    begun = upcoming[0] & (first < upcoming[7])
+                    if begun:
+                        left, right = ends
+                        buffer = (done + 1) % NQ
+                        stage = used % NB
+                        mbarrier.wait(q_full.index(buffer), ((done + 1) // NQ) & 1)
+                        mbarrier.wait(k_full.index(stage), (used // NB) & 1)
+                        sq_own = sq.index(buffer * NC + c)
+                        s = warpgroup_mma(sq_own, sk.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
+                        mbarrier.wait(v_full.index(last), last_phase)
+                        acc = warpgroup_mma(weights, sv.index(last), acc, is_async=True)
+                        s = warpgroup_mma_wait(1, deps=[s])
+                        mbarrier.arrive(k_empty.index(stage), count=1)
+                        peak = gl.full([64], _HIDDEN, gl.float32, layout=gl.SliceLayout(1, SL))
+                        total = gl.zeros([64], gl.float32, layout=gl.SliceLayout(1, SL))
+                        p, peak, total, decay = softmax_step(
+                            s, peak, total, factor, Table + upcoming[1] * width, 0, -(first + upcoming[9]),
+                            upcoming[8], span, left, right, R, BN, BIAS, TAILS, SL,
+                        )  # fmt: skip
+                        acc = warpgroup_mma_wait(0, deps=[acc])
+                    else:
+                        mbarrier.wait(v_full.index(last), last_phase)
+                        acc = warpgroup_mma(weights, sv.index(last), acc, is_async=True)
+                        acc = warpgroup_mma_wait(0, deps=[acc])
+                else:
+                    acc = warpgroup_mma_wait(0, deps=[acc])
                 mbarrier.arrive(v_empty.index(last), count=1)
-                used += 1
                 tma.store_wait(0)
                 group_barrier()
                 so_own.store((acc * inverse[:, None]).to(E))

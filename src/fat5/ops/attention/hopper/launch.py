@@ -46,7 +46,7 @@ def constants(configuration: Configuration, kernel: str) -> dict[str, Any]:
     if kernel == "forward_kernel":
         if configuration.consumers == 3:
             registers = {"CONSUMER_REGISTERS": 160, "PRODUCER_REGISTERS": 32}
-        depth = {"NC": configuration.consumers, "NQ": 1 if wide else 2, "NB": 2, "BN": KEY_TILE}
+        depth = {"NC": configuration.consumers, "NQ": 2, "NB": 2, "BN": KEY_TILE}
     elif kernel == "backward_kernel":
         depth = {
             "NB": 2 if wide else 3,
