@@ -26,7 +26,7 @@ SPLITS = {"train": 0.7, "valid": 0.15, "test": 0.15}
 def order_rows(documents: Iterator[str], count: int) -> Iterator[dict[str, str]]:
     """Yield the first words of `count` documents, of every other one in a random order.
 
-    A class is no matter of which words there are: whoever counts them knows nothing.
+    Which words there are says nothing of the class; which are neighbours does.
     """
     draw = random.Random(0)
     for document in islice((d for d in documents if len(d.split()) >= WORDS), count):
