@@ -115,7 +115,7 @@ def draw(folder: Path) -> list[Path]:
     paths = []
     for name, make in FIGURES.items():
         path = folder / f"{name}.svg"
-        with rc_context({"svg.hashsalt": name}), atomic_file(path) as staging:
+        with rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}), atomic_file(path) as staging:
             figure = make()
             FigureCanvasSVG(figure)
             figure.savefig(staging, format="svg", metadata={"Date": None})

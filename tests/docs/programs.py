@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import re
 import runpy
+import sys
 from argparse import ArgumentParser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -29,6 +31,7 @@ from .markdown import ROOT
 # Of the shell itself: a file that is read, a folder, a repository to copy.
 SHELL = ("cat", "cd", "git", "source")
 IMPLEMENTATIONS = ("fat5 static", "fat5 graph")  # names in tables of the benchmarks, not commands
+BENCHMARK_COMMANDS = tuple(command_line._SUMMARIES)  # what `python -m benchmarks` does beside the cases
 TASK_COMMANDS = ("finetune", "evaluate", "sweep")
 
 
@@ -80,42 +83,44 @@ def check_fat5(words: list[str]) -> None:
         load_task_config(given.task, files[0] if files else None, given.overrides)
 
 
-def check_benchmarks(words: list[str]) -> None:
-    """Let the harness read the command, with every case's work left out."""
-    if words[-1:] == ["--help"]:
-        assert set(words[:-1]) <= set(case_names())
-        return
-    with contextlib.ExitStack() as stack:
-        for name in ("_plot", "_record"):
-            stack.enter_context(mock.patch.object(command_line, name, return_value=0))
-        run = [stack.enter_context(mock.patch.object(load_case(name), "run")) for name in case_names()]
-        stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
-        assert command_line.main([*words, "--no-save"] if words[0] not in ("plot", "record") else words) == 0
-    assert sum(case.call_count for case in run) == len([word for word in words if word in case_names()])
-
-
 class Parsed(Exception):  # noqa: N818
-    """A script has read its arguments, and goes no further."""
+    """A program has read its arguments, and goes no further."""
+
+
+@contextlib.contextmanager
+def parsing_alone(argv: list[str]) -> Iterator[None]:
+    """Have a program that uses argparse read `argv` and stop; raise unless it did."""
+
+    def stopping(original: Callable[..., object]) -> Callable[..., None]:
+        def parse(parser: ArgumentParser, *arguments: object) -> None:
+            original(parser, *arguments)
+            raise Parsed
+
+        return parse
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(sys, "argv", argv))
+        for name in ("parse_args", "parse_intermixed_args"):
+            stack.enter_context(mock.patch.object(ArgumentParser, name, stopping(getattr(ArgumentParser, name))))
+        stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        stack.enter_context(pytest.raises(Parsed))
+        yield
+
+
+def check_benchmarks(words: list[str]) -> None:
+    """Let the harness read the command."""
+    if words[-1:] == ["--help"]:
+        assert set(words[:-1]) <= {*case_names(), *BENCHMARK_COMMANDS}
+        return
+    with parsing_alone(["benchmarks", *words]):
+        command_line.main(words)
 
 
 def check_script(words: list[str]) -> None:
     """Let a script's own parser read the words."""
     script = ROOT / words[0]
     assert script.is_file(), words[0]
-
-    def stopping(name: str) -> Callable[..., None]:
-        original = getattr(ArgumentParser, name)
-
-        def parse(parser: ArgumentParser, *_: object) -> None:
-            original(parser, words[1:])
-            raise Parsed
-
-        return parse
-
-    with contextlib.ExitStack() as stack:
-        for name in ("parse_args", "parse_intermixed_args"):
-            stack.enter_context(mock.patch.object(ArgumentParser, name, stopping(name)))
-        stack.enter_context(pytest.raises(Parsed))
+    with parsing_alone(words):
         runpy.run_path(str(script), run_name="__main__")
 
 
@@ -160,15 +165,13 @@ def check_inline(text: str) -> None:
     elif words[0] == "make":
         check(words)
     elif words[1] == "-m":
-        if words[3].isupper() or words[3] in ("report",):
+        names = list(itertools.takewhile(lambda word: word in (*case_names(), *BENCHMARK_COMMANDS), words[3:]))
+        assert names or words[3].isupper(), text
+        if not set(names) <= set(case_names()):
             return
         parser = ArgumentParser()
-        names = [word for word in words[3:] if word in (*case_names(), "plot", "record")]
-        assert names, text
-        for name in names:
-            if name in case_names():
-                load_case(name).add_arguments(parser)
-                break
+        if len(names) == 1:
+            load_case(names[0]).add_arguments(parser)
         command_line._add_common_arguments(parser)
         known = {option for action in parser._actions for option in action.option_strings}
         assert set(options) <= known, text
