@@ -24,7 +24,7 @@ SPLITS = {"train": 0.7, "valid": 0.15, "test": 0.15}
 
 
 def order_rows(documents: Iterator[str], count: int) -> Iterator[dict[str, str]]:
-    """Yield the first words of `count` documents, of every other one in a random order.
+    """Yield the first words of up to `count` documents, about half of them in a random order.
 
     Which words there are says nothing of the class; which are neighbours does.
     """

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import runpy
+from itertools import islice
 
 import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from fat5.data.sample import sample_documents
 from tests.tasks.conftest import one_thread, write_rows  # noqa: F401
 
 from .markdown import ROOT, blocks, commands
@@ -21,10 +23,6 @@ PAGE = "docs/tutorial.md"
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory):
     """The script on a local file in the place of a download."""
-    from itertools import islice
-
-    from fat5.data.sample import sample_documents
-
     root = tmp_path_factory.mktemp("tutorial")
     corpus = write_rows(root / "corpus.jsonl", [{"text": text} for text in islice(sample_documents(), 150)])
     arguments = [
