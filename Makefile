@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-all compile-gate lint format clean
+.PHONY: help quickstart test test-all compile-gate docs lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -36,6 +36,9 @@ compile-gate: $(VENV)/.dev  ## compile every kernel for every card with every se
 	TRITON_INTERPRET=0 $(BIN)/python -m tests.ops.compile_gate --all --jobs $(JOBS)
 	TRITON_INTERPRET=0 $(BIN)/python -m tests.ops.hopper_gate --all --jobs $(JOBS)
 
+docs: $(VENV)/.dev  ## the documentation site into site/, strictly and without a network
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+
 lint: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -46,4 +49,4 @@ format: $(VENV)/.dev  ## put the style right
 	$(BIN)/ruff format .
 
 clean:  ## remove .venv and what the tools cache
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist site

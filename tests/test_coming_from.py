@@ -63,7 +63,7 @@ def test_every_block_runs(here, monkeypatch):
                 assert command == "fat5"
                 assert main(arguments) == 0
     assert ran.count("python") >= 10
-    assert {"yaml", ""} <= set(ran)
+    assert {"yaml", "bash"} <= set(ran)
     assert Path("t5-model/config.json").is_file()
     assert names["loss"].isfinite()
 

@@ -10,6 +10,7 @@ import yaml
 
 from fat5.errors import ConfigError
 from fat5.models import FAT5Config, FAT5ForConditionalGeneration
+from fat5.tasks.settings import load_task_config
 from fat5.training.config import FREE_ON_RESUME, ModelConfig, PretrainConfig, TrainingConfig
 from fat5.training.config_file import build_settings, flatten, known_keys, load_settings, to_yaml
 from fat5.training.config_help import describe_settings
@@ -59,6 +60,18 @@ def test_overrides_win_in_order_and_keep_the_rest(settings, tmp_path):
     config = load_settings(PretrainConfig, path, overrides)
     assert (config.optimizer.lr, config.training.max_steps, config.training.report_to) == (5e-3, 9, [])
     assert config.model.d_model == 32
+
+
+@pytest.mark.parametrize("prefix", ["résume : ", "translate English to French: ", "court"])
+def test_a_text_that_ends_in_a_colon_is_a_text(prefix):
+    config = load_task_config("seq2seq", None, [f"options.prefix={prefix}"])
+    assert config.options.prefix == prefix
+
+
+def test_a_mapping_stands_in_braces():
+    overrides = ["training.output_dir=run", "training.max_steps=1", "data={train: a}", "accounts.hourly_prices={a: 2}"]
+    config = load_settings(PretrainConfig, None, overrides)
+    assert (config.data.train, config.accounts.hourly_prices) == ("a", {"a": 2})
 
 
 def test_required_settings_are_named_when_missing():

@@ -44,7 +44,7 @@ def overview() -> str:
     """Return the text of `fat5 --help`."""
     width = max(map(len, COMMANDS)) + 2
     lines = [
-        "usage: fat5 [--help] [--version] COMMAND ...",
+        "usage: fat5 [--help] [--version] [--print-completion SHELL] COMMAND ...",
         "",
         "Flash Attention T5: pretrain, adapt and serve encoder-decoder language models on a small budget.",
         "",
@@ -52,6 +52,7 @@ def overview() -> str:
         *(f"  {name:<{width}}{command.help}" for name, command in COMMANDS.items()),
         "",
         "Start with `fat5 quickstart`; `fat5 COMMAND --help` describes a command and its settings.",
+        "`fat5 --print-completion bash` (zsh, tcsh) prints a script that completes all of them in the shell.",
     ]
     return "\n".join(lines)
 
@@ -70,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"fat5 {__version__}")
         return 0
     try:
+        if arguments[0] == "--print-completion":
+            return _print_completion(arguments[1:])
         return _dispatch(arguments[0], arguments[1:])
     except (FAT5Error, OSError) as error:
         return _fail(_one_line(error))
@@ -85,20 +88,38 @@ def _dispatch(name: str, arguments: list[str]) -> int:
     # a busy CPU then crawls. On an idle one brief spinning costs it about a tenth, none at all two fifths.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     # Only now, so that `fat5 --help` answers at once; and here rather than at the top of each command module.
-    from jsonargparse import ArgumentError, ArgumentParser
+    from jsonargparse import ArgumentError
 
-    command = COMMANDS[name]
-    module = importlib.import_module(command.module)
-    parser = ArgumentParser(
-        prog=f"fat5 {name}", description=_sentence(command.help), exit_on_error=False, allow_abbrev=False
-    )
-    module.add_arguments(parser)
+    module = importlib.import_module(COMMANDS[name].module)
+    parser = command_parser(name)
     try:
         parsed = parser.parse_args(_words_first(arguments, parser))
     except ArgumentError as error:
         message = " ".join(str(error).split())
         return _fail(f"{message}{_nearest_option(message, parser)}; `fat5 {name} --help` lists the settings")
     return module.run(parsed)
+
+
+def command_parser(name: str) -> ArgumentParser:
+    """Return the parser of one command."""
+    from jsonargparse import ArgumentParser
+
+    command = COMMANDS[name]
+    parser = ArgumentParser(
+        prog=f"fat5 {name}", description=_sentence(command.help), exit_on_error=False, allow_abbrev=False
+    )
+    importlib.import_module(command.module).add_arguments(parser)
+    return parser
+
+
+def _print_completion(shells: list[str]) -> int:
+    from fat5.cli.completion import SHELLS, completion_script
+
+    if len(shells) != 1:
+        return _fail(f"--print-completion expects one of {', '.join(SHELLS)}, got {' '.join(shells) or 'nothing'}")
+    helps = {name: command.help for name, command in COMMANDS.items()}
+    print(completion_script({name: command_parser(name) for name in COMMANDS}, helps, shells[0]))
+    return 0
 
 
 def _words_first(arguments: list[str], parser: ArgumentParser) -> list[str]:

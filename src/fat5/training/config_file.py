@@ -28,7 +28,7 @@ def load_settings(
     Args:
         cls: a dataclass, its fields dataclasses or plain types.
         path: a YAML file; None starts from the defaults.
-        overrides: `section.key=value`, the value in YAML.
+        overrides: `section.key=value`, the value in YAML; a mapping stands in braces.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -149,6 +149,8 @@ def _apply(settings: dict[str, Any], override: str) -> None:
         value = yaml.safe_load(text) if text else ""
     except yaml.YAMLError as error:
         raise ConfigError(f"the value of {override!r} is not valid YAML") from error
+    if isinstance(value, dict) and not text.lstrip().startswith("{"):
+        value = text  # `options.prefix="translate: "` is a text that ends in a colon
     *sections, name = key.split(".")
     target = settings
     for depth, section in enumerate(sections, start=1):
