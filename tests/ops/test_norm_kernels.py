@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def add_reference(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, 
     return rms_norm_reference(total, weight, 0.1), total
 
 
-SHAPES = [(7,), (1, 1), (43, 33), (2, 3, 5, 48), (9, 512), (3, 704), (2, 5000)]
+SHAPES = [(7,), (1, 1), (43, 33), (2, 3, 5, 48), (203, 512), (3, 704), (2, 5000)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -210,6 +211,24 @@ def test_compiles_whole_with_dynamic_lengths():
 def test_bad_arguments_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call(torch.ones(2, 4, device=DEVICE), torch.ones(4, device=DEVICE))
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("rows", [1, 13, 40])
+def test_programs_that_take_tile_after_tile(monkeypatch, stages, rows):
+    """Four multiprocessors when interpreted, or a few rows a program: no tile, one, and several, the last one cut."""
+    monkeypatch.setitem(tiles._BACKWARD, 32, tiles.RowTile(2, 4, stages))
+    monkeypatch.setattr("fat5.ops.norm.launch.processors", lambda device: 4)
+    hold_the_tolerance_rule(norm, reference, [leaf(rows, 24), leaf(24, mean=1.0)])
+    hold_the_tolerance_rule(add_norm, add_reference, [leaf(rows, 24), leaf(rows, 24), leaf(24, mean=1.0)])
+
+
+def test_registers_of_all_programs_fit():
+    for width, (itemsize, tensors) in itertools.product((16, 512, 768, 4096, 8192), ((2, 2), (2, 3), (4, 2), (4, 3))):
+        tile = tiles.backward_tile(width, itemsize, tensors)
+        assert 32 * tile.warps * tile.programs * tile.options().get("maxnreg", 65_536 // (32 * tile.warps)) <= 65_536
+        for other in tiles.backward_candidates(tile, 1 << (width - 1).bit_length()):
+            assert other.options().get("maxnreg", 128) >= 64
 
 
 def test_wide_rows_fall_back_to_torch():
