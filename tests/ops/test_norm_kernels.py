@@ -217,7 +217,8 @@ def test_bad_arguments_are_named(call, message):
 @pytest.mark.parametrize("rows", [1, 13, 40])
 def test_programs_that_take_tile_after_tile(monkeypatch, stages, rows):
     """Four multiprocessors when interpreted, or a few rows a program: no tile, one, and several, the last one cut."""
-    monkeypatch.setitem(tiles._BACKWARD, 32, tiles.RowTile(2, 4, stages))
+    for tensors in (2, 3):
+        monkeypatch.setitem(tiles._BACKWARD, (32, 4, tensors), tiles.RowTile(2, 4, stages))
     monkeypatch.setattr("fat5.ops.norm.launch.processors", lambda device: 4)
     hold_the_tolerance_rule(norm, reference, [leaf(rows, 24), leaf(24, mean=1.0)])
     hold_the_tolerance_rule(add_norm, add_reference, [leaf(rows, 24), leaf(rows, 24), leaf(24, mean=1.0)])
@@ -262,6 +263,20 @@ def test_auto_takes_the_kernels_and_bits_repeat():
         assert all(torch.equal(got, expected) for got, expected in zip(results, first, strict=True))
     plain = with_gradients(functools.partial(add_rms_norm, backend="torch"), leaves, grads)
     assert not torch.equal(plain[0], first[0]) or not torch.equal(plain[-1], first[-1])  # other sums, other rounding
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_the_sum_that_overlaps_equals_the_one_that_waits(monkeypatch):
+    """A sum that began too early would find the parts of the run before, in the same memory."""
+    weight = leaf(512, dtype=torch.bfloat16, mean=1.0)
+    for _ in range(30):
+        x, grads = leaf(32_768, 512, dtype=torch.bfloat16), [torch.randn(32_768, 512, device=DEVICE)]
+        got = with_gradients(norm, [x, weight], grads)
+        with monkeypatch.context() as patch:
+            patch.setattr("fat5.ops.norm.launch.dependent_launch", lambda device: False)
+            expected = with_gradients(norm, [x, weight], grads)
+        assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
 @pytest.mark.gpu

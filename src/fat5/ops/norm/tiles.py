@@ -62,7 +62,7 @@ _REGISTERS = 65_536  # of a multiprocessor
 _ALIGNMENT = 16  # a row of another length is loaded an element at a time, each with an address of its own
 # Widths whose best tile was found by measurement, over the rule below.
 _FORWARD: dict[int, RowTile] = {512: RowTile(4, 4)}
-_BACKWARD: dict[int, RowTile] = {}
+_BACKWARD: dict[tuple[int, int, int], RowTile] = {}  # by row, bytes of an element, and tensors that are read
 
 
 def forward_tile(block_d: int) -> RowTile:
@@ -80,8 +80,8 @@ def backward_tile(width: int, itemsize: int = 2, tensors: int = 2) -> RowTile:
         tensors: Rows that are read for one that is written: 2, or 3 with a gradient that reaches the sum on other ways.
     """
     block_d = 1 << (width - 1).bit_length()
-    if block_d in _BACKWARD:
-        return _BACKWARD[block_d]
+    if (block_d, itemsize, tensors) in _BACKWARD:
+        return _BACKWARD[block_d, itemsize, tensors]
     if block_d <= _ROW_OF_A_WARP:
         rows = 8 * _ROW_OF_A_WARP // block_d
         if width % _ALIGNMENT:
@@ -104,7 +104,8 @@ def forward_candidates(block_d: int) -> Iterator[RowTile]:
 def backward_candidates(preferred: RowTile, block_d: int) -> Iterator[RowTile]:
     """Yield what `FAT5_AUTOTUNE` tries backward."""
     yield replace(preferred, overlap=False)
-    for warps, elements, stages, together in itertools.product((4, 8, 16), (16, 32), (1, 2), (16, 24, 32)):
+    depths = ((2, 16), (2, 20), (2, 24), (1, 24))  # stages, and warps a multiprocessor
+    for warps, elements, (stages, together) in itertools.product((4, 8, 16), (16, 32), depths):
         rows = 32 * warps * elements // block_d  # by elements a thread
         if rows and together % warps == 0 and elements * together <= 16 * 32:
             yield RowTile(rows, warps, stages, together // warps)
