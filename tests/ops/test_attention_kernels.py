@@ -18,6 +18,7 @@ from fat5.ops.attention import backends
 from fat5.ops.attention.backends import BACKENDS
 from fat5.ops.attention.reference import attention_reference, packed_attention_reference
 from tests.ops.alibi_rounding import exponent_rounding, slope_rounding
+from tests.ops.table_rounding import table_rounding
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -80,19 +81,6 @@ def relative_error(got: Tensor, want: Tensor) -> float:
     return float((got.double() - want).norm() / want.norm().clamp_min(1e-30))
 
 
-def rounded_sums_error(kind, out, weights, gradient):
-    """What rounding the output alone does to the gradient of T5's table, relative to it; one standard deviation.
-
-    The backward has a row's sum of P dP as that of dO O, with O as it was stored: off by up to eps |O| / 2 an element,
-    evenly spread, eps |O| / sqrt(12) on average. A far bucket that holds most keys takes that error whole, since P sums
-    to 1 over a row, and its gradient is small: the rest of a row, whose gradients sum to 0. Plain PyTorch's P dP has
-    no stored output in it.
-    """
-    if kind != "relative":
-        return 0.0
-    return float(torch.finfo(out.dtype).eps / 12**0.5 * (weights * out.detach()).double().norm() / gradient.norm())
-
-
 def compare(backend, kind, leaves, causal=False, reference=attention_reference, **options):
     """Hold the tolerance rule: twice the error of plain PyTorch in the same type forward, three times in gradients."""
     weights = torch.randn_like(leaves[0])
@@ -107,7 +95,7 @@ def compare(backend, kind, leaves, causal=False, reference=attention_reference, 
             assert float(a.detach().abs().max()) <= (2e-5 if leaves[1].shape[-3] == 1 else 0), n
             continue
         # The last gradient of a bias may be a small difference of large sums.
-        floor = 1e-5 if n < 4 else max(2e-4, 3 * rounded_sums_error(kind, ours[0], weights, c))
+        floor = 1e-5 if n < 4 else max(2e-4, 3 * table_rounding(kind, ours[0], weights, c))
         if kind.startswith("alibi") and reference is attention_reference and leaves[1].shape[1] > 256:
             floor = max(floor, exponent_rounding(leaves[3], leaves[0].shape[1], leaves[1].shape[1]))
             if n == 4:
