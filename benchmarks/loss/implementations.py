@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.loss.gate import formula
-from benchmarks.loss.workload import IGNORE_INDEX, Workload
+from benchmarks.loss.workload import DTYPES, IGNORE_INDEX, Workload
 from benchmarks.registry import UsageError
 from fat5.ops import cross_entropy, linear_cross_entropy
 from fat5.ops.attention.backends import BACKENDS as REASONS
@@ -76,7 +76,7 @@ def tiles_of(workload: Workload) -> Iterator[Implementation]:
     """Yield the kernels with every tile worth measuring at this workload."""
     paired = workload.dtype == "bf16" and workload.vocab % 2 == 0 and workload.vocab <= MAX_PAIRED_COLUMNS
     for kernel in ("pairs", "blocks") if paired else ("blocks",):
-        for tile in candidates(kernel, workload.vocab):
+        for tile in candidates(kernel, workload.vocab, DTYPES[workload.dtype].itemsize):
             yield forced(kernel, tile)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
@@ -60,20 +63,34 @@ def test_off_where_it_does_not_exist(card, monkeypatch, owner, name, value):
     assert not dependent_launch(device)
 
 
-def test_a_triton_without_the_calls_is_noticed():
+def test_a_triton_without_the_calls_is_noticed(monkeypatch):
     """Importing works without them, and nothing overlaps."""
-    code = """
-import sys, types
-import triton.language.extra.cuda as cuda
-sys.modules["triton.language.extra.cuda"] = types.ModuleType("triton.language.extra.cuda")
-from fat5.ops import dependent_launch as module
-assert module.gdc_wait is None and not module._triton_has_it()
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+    monkeypatch.setitem(sys.modules, "triton.language.extra.cuda", types.ModuleType("triton.language.extra.cuda"))
+    spec = importlib.util.spec_from_file_location("another_copy", module.__file__)
+    copy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    assert copy.gdc_wait is None
+    assert not copy._triton_has_it()
 
 
 def test_the_supported_triton_has_it():
     assert module._triton_has_it()
+
+
+def test_a_follower_waits_before_it_reads_or_writes():
+    """The assembly of the sum over the norm's programs, and of the kernel before it."""
+    code = """
+import re
+from tests.ops.compilation import assemble
+from tests.ops.compile_cases.norm import cases
+found = {case.kernel: assemble(case.source(), 90, case.options).ptx for case in cases(False) if case.architecture == 90}
+follower, leader = (re.findall(r"griddepcontrol.\\w+|(?:ld|st).global", found[name])
+                    for name in ("rms_norm sum", "rms_norm backward"))
+assert follower[0] == "griddepcontrol.wait" and "st.global" in follower, follower
+assert "griddepcontrol.launch_dependents" in leader[:-1] and leader[0] == "ld.global", leader
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300, env=environment)
 
 
 @pytest.mark.gpu

@@ -94,7 +94,7 @@ def test_every_candidate_tile_equals_the_formula(kernel):
     vocab = 4096
     dtype = torch.bfloat16 if kernel == "pairs" else torch.float32
     reduction = "none" if kernel == "gradient" else "mean"
-    tiles = candidates(kernel, vocab)
+    tiles = candidates(kernel, vocab, dtype.itemsize)
     assert tiles[0] == preferred_tile(kernel, vocab)
     assert len(tiles) > 2
     rows = 6 if kernel == "pairs" else 2  # more than the interpreter has programs that take row after row

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def add_reference(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, 
     return rms_norm_reference(total, weight, 0.1), total
 
 
-SHAPES = [(7,), (1, 1), (43, 33), (2, 3, 5, 48), (9, 512), (3, 704), (2, 5000)]
+SHAPES = [(7,), (1, 1), (43, 33), (2, 3, 5, 48), (203, 512), (3, 704), (2, 5000)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -212,6 +213,25 @@ def test_bad_arguments_are_named(call, message):
         call(torch.ones(2, 4, device=DEVICE), torch.ones(4, device=DEVICE))
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("rows", [1, 13, 40])
+def test_programs_that_take_tile_after_tile(monkeypatch, stages, rows):
+    """Four multiprocessors when interpreted, or a few rows a program: no tile, one, and several, the last one cut."""
+    for tensors in (2, 3):
+        monkeypatch.setitem(tiles._BACKWARD, (32, 4, tensors), tiles.RowTile(2, 4, stages))
+    monkeypatch.setattr("fat5.ops.norm.launch.processors", lambda device: 4)
+    hold_the_tolerance_rule(norm, reference, [leaf(rows, 24), leaf(24, mean=1.0)])
+    hold_the_tolerance_rule(add_norm, add_reference, [leaf(rows, 24), leaf(rows, 24), leaf(24, mean=1.0)])
+
+
+def test_registers_of_all_programs_fit():
+    for width, (itemsize, tensors) in itertools.product((16, 512, 768, 4096, 8192), ((2, 2), (2, 3), (4, 2), (4, 3))):
+        tile = tiles.backward_tile(width, itemsize, tensors)
+        assert 32 * tile.warps * tile.programs * tile.options().get("maxnreg", 65_536 // (32 * tile.warps)) <= 65_536
+        for other in tiles.backward_candidates(tile, 1 << (width - 1).bit_length()):
+            assert other.options().get("maxnreg", 128) >= 64
+
+
 def test_wide_rows_fall_back_to_torch():
     x, weight = leaf(1, 65_537), leaf(65_537)
     torch.testing.assert_close(rms_norm(x, weight), rms_norm_reference(x, weight))
@@ -247,13 +267,27 @@ def test_auto_takes_the_kernels_and_bits_repeat():
 
 @pytest.mark.gpu
 @needs_gpu
+def test_the_sum_that_overlaps_equals_the_one_that_waits(monkeypatch):
+    """A sum that began too early would find the parts of the run before, in the same memory."""
+    weight = leaf(512, dtype=torch.bfloat16, mean=1.0)
+    for _ in range(30):
+        x, grads = leaf(32_768, 512, dtype=torch.bfloat16), [torch.randn(32_768, 512, device=DEVICE)]
+        got = with_gradients(norm, [x, weight], grads)
+        with monkeypatch.context() as patch:
+            patch.setattr("fat5.ops.norm.launch.dependent_launch", lambda device: False)
+            expected = with_gradients(norm, [x, weight], grads)
+        assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+@pytest.mark.gpu
+@needs_gpu
 def test_more_than_2_to_the_31_elements():
     """Pitfall: 32-bit offsets wrap."""
     rows = 2**31 // 512 + 3
     x = torch.ones(rows, 512, device=DEVICE, dtype=torch.bfloat16)
     x[-1] = 2.0
     weight = torch.full((512,), 3.0, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
-    y = norm(x, weight)
+    y = norm(x, weight, eps=1e-6)  # little beside the mean squares 1 and 4, so that the rows are ones before the weight
     assert torch.equal(y[-1], torch.full_like(y[-1], 3.0))
     (grad,) = torch.autograd.grad(y, weight, torch.ones_like(y))
     torch.testing.assert_close(grad.float(), torch.full((512,), float(rows), device=DEVICE), rtol=1e-2, atol=0)

@@ -55,13 +55,17 @@ def test_equals_foreach(dtype, kahan, aligned, monkeypatch):
         results.append((parameters, optimizer))
     (theirs, foreach), (ours, fused) = results
     eps = torch.finfo(dtype).eps
+    # A parameter near zero may have come from as far as 5 steps of 0.01, where a rounding that falls the other way
+    # weighs eps of where it was. Likewise a first moment near zero is a sum of terms of up to (1 - 0.9^5) of the
+    # largest gradient, 5 times clipping's 20 / norm, each off by a few eps: the sums of the norm have another order.
+    travel, largest = 0.05, (1 - 0.9**5) * 5 * 20.0 / float(norm)
     for one, other in zip(ours, theirs, strict=True):
         exact = kahan or dtype == torch.float32
-        rtol, atol = (1e-6, 0.05 * eps + 1e-7) if exact else (2 * eps, 1e-6)
+        rtol, atol = (1e-6, 0.05 * eps + 1e-7) if exact else (2 * eps, travel * eps)
         torch.testing.assert_close(known(one, fused), known(other, foreach), rtol=rtol, atol=atol)
-        for name, scale in (("exp_avg", eps), ("exp_avg_sq", 1e-6), ("step", 0)):
+        for name, rtol, atol in (("exp_avg", 4 * eps, 4 * eps * largest), ("exp_avg_sq", 4e-6, 1e-8), ("step", 0, 0)):
             x, y = (o.state[p][name].double() for o, p in ((fused, one), (foreach, other)))
-            torch.testing.assert_close(x, y, rtol=4 * scale, atol=0.01 * scale, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(x, y, rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def test_numbers_reach_the_device_whole():

@@ -10,9 +10,12 @@ from fat5.ops.attention.bias import (
     relative_position_buckets,
     saturation_radius,
 )
+from fat5.ops.inductor_messages import shorten as _shorten_inductor_messages
 from fat5.ops.loss import CrossEntropyOutput, cross_entropy, linear_cross_entropy
 from fat5.ops.norm import add_rms_norm, rms_norm
 from fat5.ops.rotary import apply_rotary, apply_rotary_qk, rotary_phases, xpos_scale
+
+_shorten_inductor_messages()
 
 __all__ = [
     "AlibiBias",

@@ -1,7 +1,7 @@
 """Launching kernels that are bound by memory: the device, its size, and tiles from a table or by measurement.
 
 With `FAT5_AUTOTUNE=1` the first launch of each configuration times every candidate and prints the row that the table
-would hold, as attention does.
+would hold, as attention does; with `FAT5_AUTOTUNE=all` the times of all candidates too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 import triton
 from torch import Tensor
 
-from fat5.ops.attention.autotune import autotuning
+from fat5.ops.attention.autotune import autotuning, every_time_is_asked_for
 
 T = TypeVar("T")
 
@@ -71,6 +71,9 @@ def _fastest(kernel: str, size: Hashable, preferred: T, candidates: Iterable[T],
     best = min(times, key=times.__getitem__, default=preferred)
     ahead = f"{times[best]:.4f} ms, {times[preferred]:.4f} with {preferred}" if preferred in times else "no tile runs"
     print(f"{kernel} {size}: {best}  # {ahead}", file=sys.stderr)
+    if every_time_is_asked_for():
+        for tile in sorted(times, key=times.__getitem__):
+            print(f"  {times[tile]:.4f} ms  {tile}", file=sys.stderr)
     return best
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from fat5.optim.fused_update import FusedUpdate, Work, refuses_entry, unavailable
+from fat5.optim.fused_update import FusedUpdate, Plan, refuses_entry, settings_of, unavailable
 from fat5.optim.torch_updates import Entry, Settings, grad_norms, update_each, update_many
 
 _LOW_PRECISION = frozenset({torch.bfloat16, torch.float16})
@@ -155,7 +155,7 @@ class AdamWScale(torch.optim.Optimizer):
     def _update(self) -> None:
         grad_scale, self._grad_scale = self._grad_scale, None
         fused, others = self._work()
-        if fused:
+        if fused is not None:
             self._fused_update.step(fused, grad_scale)
         for form, settings, entries in others:
             form(entries, settings, grad_scale)
@@ -163,7 +163,7 @@ class AdamWScale(torch.optim.Optimizer):
     def _clip(self, max_norm: float) -> Tensor:
         self._grad_scale = None
         fused, others = self._work()
-        clipped = self._fused_update.clip(fused, float(max_norm)) if fused else []
+        clipped = [] if fused is None else self._fused_update.clip(fused, float(max_norm))
         if len(clipped) == 1 and not others:
             norm, self._grad_scale = clipped[0]
             return norm
@@ -180,8 +180,12 @@ class AdamWScale(torch.optim.Optimizer):
     _update_untraced = torch.compiler.disable(_update)
     _clip_untraced = torch.compiler.disable(_clip)
 
-    def _work(self) -> tuple[Work, list[tuple[Callable[..., None], Settings, list[Entry]]]]:
+    def _work(self) -> tuple[Plan | None, list[tuple[Callable[..., None], Settings, list[Entry]]]]:
         """Return what the kernels are to do, and what PyTorch's operations are, with the form of each group."""
+        if not torch.compiler.is_compiling():
+            last = self._fused_update.recall(self.param_groups, self.state)
+            if last is not None:
+                return last, []
         fused, others = [], []
         for group in self.param_groups:
             entries: list[Entry] = []
@@ -191,8 +195,7 @@ class AdamWScale(torch.optim.Optimizer):
                     entries.append((parameter, grad, self._state_of(parameter, grad, group["kahan"])))
             if not entries:
                 continue
-            lr, (beta1, beta2) = group["lr"], group["betas"]
-            settings = Settings(lr, float(beta1), float(beta2), float(group["eps"]), float(group["weight_decay"]))
+            settings = settings_of(group)
             if self._takes_kernels(group, entries):
                 fused.append((settings, [(parameter, grad.contiguous(), state) for parameter, grad, state in entries]))
                 continue
@@ -200,7 +203,12 @@ class AdamWScale(torch.optim.Optimizer):
             if foreach is None:
                 foreach = all(parameter.is_cuda for parameter, _, _ in entries)
             others.append((update_many if foreach else update_each, settings, entries))
-        return fused, others
+        if not fused:
+            return None, others
+        plan = self._fused_update.plan(fused)
+        if not others:
+            self._fused_update.remember(plan, self.param_groups, self.state)
+        return plan, others
 
     def _takes_kernels(self, group: dict[str, Any], entries: list[Entry]) -> bool:
         fused = group["fused"]

@@ -6,7 +6,7 @@ import functools
 import importlib.util
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fat5.ops.attention.backends import BACKENDS
+from fat5.optim.addresses import Addresses, addresses_of
 from fat5.optim.torch_updates import MIN_SCALE, Entry, Settings
 
 if importlib.util.find_spec("triton") is not None:
@@ -90,6 +91,12 @@ def refuses_entry(entry: Entry) -> str | None:
     return None
 
 
+def settings_of(group: Mapping[str, Any]) -> Settings:
+    """Return the settings of one of an optimizer's groups."""
+    beta1, beta2 = group["betas"]
+    return Settings(group["lr"], float(beta1), float(beta2), float(group["eps"]), float(group["weight_decay"]))
+
+
 def _described(x: Tensor) -> str:
     return f"{tuple(x.shape)} {x.dtype} on {x.device}"
 
@@ -107,13 +114,34 @@ class _Key(NamedTuple):
 
 @dataclass
 class _Batch:
-    """The tensors of one launch: rows of the table, addresses of gradients, and how many are of which group."""
+    """The tensors of one launch: rows of the table, addresses of gradients, and how many are of which settings."""
 
     rows: list[int] = field(default_factory=list)
     gradients: list[int] = field(default_factory=list)
-    groups: list[tuple[Settings, int]] = field(default_factory=list)
+    counts: list[tuple[int, int]] = field(default_factory=list)  # place of the settings, tensors
     parameters: list[Tensor] = field(default_factory=list)
     chunks: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The launches of a step.
+
+    Attributes:
+        batches: The tensors of each launch.
+        settings: Of each group that has gradients.
+        launch: How the tensors are cut.
+        work: The tensors, held until the launches: a gradient may be a copy made for them.
+        groups: Which of the optimizer's groups have gradients.
+        addresses: What tells whether the plan serves again, None if it does not.
+    """
+
+    batches: dict[_Key, _Batch]
+    settings: list[Settings]
+    launch: Launch
+    work: Work = ()
+    groups: list[int] = field(default_factory=list)
+    addresses: Addresses | None = None
 
 
 @dataclass(frozen=True)
@@ -138,14 +166,33 @@ class FusedUpdate:
         self.launch = LAUNCH
         self._tables: dict[_Key, _Table] = {}
         self._in_graphs: list[_Table] = []  # a graph knows their addresses, so they stay
+        self._last: Plan | None = None
 
-    def clip(self, work: Work, max_norm: float) -> list[tuple[Tensor, Tensor]]:
+    def recall(self, groups: Sequence[dict[str, Any]], state: Mapping[Tensor, dict[str, Tensor]]) -> Plan | None:
+        """Return the last plan with the settings of now, None if any tensor of these groups lies elsewhere now."""
+        last = self._last
+        if last is None or last.launch != self.launch or last.addresses != addresses_of(groups, state):
+            return None
+        return replace(last, settings=[settings_of(groups[place]) for place in last.groups])
+
+    def plan(self, work: Work) -> Plan:
+        """Sort all tensors into as few launches as their types allow."""
+        return Plan(self._batches(work), [settings for settings, _ in work], self.launch, work)
+
+    def remember(self, plan: Plan, groups: Sequence[dict[str, Any]], state: Mapping[Tensor, dict[str, Tensor]]) -> None:
+        """Keep a plan that covers all gradients of these groups."""
+        used = [n for n, group in enumerate(groups) if any(x.grad is not None for x in group["params"])]
+        addresses = addresses_of(groups, state)
+        # Without the work: gradients that are dropped later give their memory back.
+        self._last = None if addresses is None else replace(plan, work=(), groups=used, addresses=addresses)
+
+    def clip(self, plan: Plan, max_norm: float) -> list[tuple[Tensor, Tensor]]:
         """Return for each device the norm of all its gradients and the factor that brings it to at most `max_norm`.
 
         Both are 0-d float32; nothing is multiplied yet.
         """
         by_device: dict[torch.device, list[tuple[_Key, _Batch]]] = {}
-        for key, batch in self._batches(work).items():
+        for key, batch in plan.batches.items():
             by_device.setdefault(key.device, []).append((key, batch))
         results = []
         for device, batches in by_device.items():
@@ -161,20 +208,23 @@ class FusedUpdate:
                 results.append((result[0], result[1]))
         return results
 
-    def step(self, work: Work, grad_scale: Tensor | None) -> None:
+    def step(self, plan: Plan, grad_scale: Tensor | None) -> None:
         """Update all parameters and their state; the gradients count `grad_scale` times."""
-        for key, batch in self._batches(work).items():
+        for key, batch in plan.batches.items():
             with _on(key.device):
                 scale = None if grad_scale is None else grad_scale.to(key.device, torch.float32, non_blocking=True)
-                self._step(key, batch, self._table(key, batch), scale)
+                self._step(key, batch, plan.settings, self._table(key, batch), scale)
             torch.autograd.graph.increment_version(batch.parameters)
 
-    def _step(self, key: _Key, batch: _Batch, table: _Table, grad_scale: Tensor | None) -> None:
+    def _step(
+        self, key: _Key, batch: _Batch, all_settings: list[Settings], table: _Table, grad_scale: Tensor | None
+    ) -> None:
         sums = torch.empty(batch.chunks, dtype=torch.float32, device=key.device)
         scalars = torch.empty((len(batch.gradients), kernels.SCALARS.value), dtype=torch.float32, device=key.device)
         self._square_sums(table.rows, kernels.COLUMNS.value, table, sums, key.dtype, key.aligned)
         first = 0
-        for settings, count in batch.groups:
+        for place, count in batch.counts:
+            settings = all_settings[place]
             lr = _learning_rate(settings.lr, key.device)
             kernels.scalars_kernel[(count,)](
                 table.rows,
@@ -193,7 +243,7 @@ class FusedUpdate:
             first += count
         if not batch.chunks:
             return
-        settings = batch.groups[0][0]
+        settings = all_settings[batch.counts[0][0]]
         kernels.update_kernel[(batch.chunks * self.launch.blocks_a_chunk,)](
             table.rows,
             table.gradients,
@@ -233,11 +283,10 @@ class FusedUpdate:
         )
 
     def _batches(self, work: Work) -> dict[_Key, _Batch]:
-        """Sort all tensors into as few launches as their types allow."""
         batches: dict[tuple[Any, ...], _Batch] = {}
         numbers: dict[tuple[float, float, float], int] = {}
         chunk = self.launch.chunk
-        for settings, entries in work:
+        for place, (settings, entries) in enumerate(work):
             betas = numbers.setdefault((settings.beta1, settings.beta2, settings.eps), len(numbers))
             for parameter, grad, state in entries:
                 compensation = state.get("compensation")
@@ -254,10 +303,10 @@ class FusedUpdate:
                 batch.gradients.append(gradient)
                 batch.parameters.append(parameter)
                 batch.chunks += -(-numel // chunk)
-                if batch.groups and batch.groups[-1][0] is settings:
-                    batch.groups[-1] = (settings, batch.groups[-1][1] + 1)
+                if batch.counts and batch.counts[-1][0] == place:
+                    batch.counts[-1] = (place, batch.counts[-1][1] + 1)
                 else:
-                    batch.groups.append((settings, 1))
+                    batch.counts.append((place, 1))
         return {_Key(*kind): batch for kind, batch in batches.items()}
 
     def _table(self, key: _Key, batch: _Batch) -> _Table:

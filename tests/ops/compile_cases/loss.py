@@ -71,6 +71,9 @@ def _rows(
 
 def _candidates(kernel: str) -> Iterator[Compilation]:
     """The tiles that the benchmark measures; one that spills loses there by itself."""
-    for size in (32_768, 250_112) if kernel == "blocks" else (32_768,):
-        for tile in candidates(kernel, size):
-            yield _rows(kernel, 90, "bf16", size, True, tile)
+    types = {"bf16": 2, "fp32": 4} if kernel == "blocks" else {"bf16": 2}
+    for (dtype, itemsize), size in itertools.product(types.items(), (32_768, 250_112)):
+        if kernel == "pairs" and size > MAX_PAIRED_COLUMNS:
+            continue
+        for tile in candidates(kernel, size, itemsize):
+            yield _rows(kernel, 90, dtype, size, True, tile)

@@ -24,6 +24,11 @@ def autotuning() -> bool:
     return os.environ.get(VARIABLE, "0") not in ("", "0")
 
 
+def every_time_is_asked_for() -> bool:
+    """True if the environment asks for the time of each candidate besides."""
+    return os.environ.get(VARIABLE) == "all"
+
+
 def _candidates(kernel: str) -> list[Tile]:
     if kernel == "decode":  # its queries are given
         return [Tile(16, n, w, s) for n, w, s in itertools.product((32, 64, 128), (2, 4, 8), (2, 3, 4, 5))]

@@ -18,6 +18,7 @@ MAX_PAIRED_COLUMNS = 65_536
 
 _REGISTERS = 65_536  # of a multiprocessor
 _LOGITS_A_THREAD = 64
+_SHARED_MEMORY = 227 * 1024  # of a multiprocessor of Hopper; what a smaller card cannot hold loses its measurement
 _ALIGNMENT = 16  # what Triton asks of a length to load 16 bytes at once
 
 
@@ -69,8 +70,11 @@ def preferred_tile(kernel: str, vocab_size: int) -> Tile:
     return Tile(columns, columns // 1024, registers=64 if columns == 16_384 else None)
 
 
-def candidates(kernel: str, vocab_size: int) -> list[Tile]:
-    """Return the tiles worth measuring for rows of this length, the preferred one first."""
+def candidates(kernel: str, vocab_size: int, itemsize: int = 2) -> list[Tile]:
+    """Return the tiles worth measuring for rows of this length and logits of `itemsize` bytes, the preferred one first.
+
+    A pipeline of n stages keeps n - 1 blocks in shared memory, and those of a tile must fit there.
+    """
     preferred = preferred_tile(kernel, vocab_size)
     columns, warps = preferred.columns, preferred.warps
     others = {
@@ -85,6 +89,7 @@ def candidates(kernel: str, vocab_size: int) -> list[Tile]:
             Tile(size, warps, stages)
             for size, warps in ((4096, 4), (4096, 8), (8192, 8), (8192, 16), (16_384, 16), (32_768, 32))
             for stages in (1, 2, 3)
+            if (stages - 1) * size * itemsize < _SHARED_MEMORY
         ],
         "gradient": [Tile(size, warps) for size in (1024, 2048, 4096, 8192) for warps in (4, 8)],
     }[kernel]

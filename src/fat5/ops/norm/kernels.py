@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fat5.ops.dependent_launch import gdc_launch_dependents, gdc_wait
 from fat5.ops.norm.residual import FLOAT16_LIMIT
 
 _LIMIT = tl.constexpr(FLOAT16_LIMIT)
@@ -45,37 +46,88 @@ def forward_kernel(
 
 
 @triton.jit
+def _load_pieces(
+    DY, DH, H, Rstd, dy_row, dh_row, h_row, tile, num_rows,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WITH_DH: tl.constexpr,
+):  # fmt: skip
+    """Load a tile of rows, each in pieces of COLUMNS, [ROWS, BLOCK_D / COLUMNS, COLUMNS]; zeros where nothing is.
+
+    Triton gives the lanes of a warp to the last dimension, and the warps to the first once the last is full. So with
+    pieces as wide as what the lanes load at once, and at least a row a warp, no sum over a row needs a barrier.
+    """
+    row = tile * ROWS + tl.arange(0, ROWS)
+    rstd = tl.load(Rstd + row, mask=row < num_rows, other=0.0)[:, None, None]
+    rows, columns = row[:, None, None], _piece_columns(BLOCK_D, COLUMNS)
+    inside = rows < num_rows
+    if D != BLOCK_D:
+        inside = inside & (columns < D)
+    dy = tl.load(DY + rows.to(tl.int64) * dy_row + columns, mask=inside, other=0.0)
+    h = tl.load(H + rows.to(tl.int64) * h_row + columns, mask=inside, other=0.0)
+    dh = dy
+    if WITH_DH:
+        dh = tl.load(DH + rows.to(tl.int64) * dh_row + columns, mask=inside, other=0.0)
+    return dy, dh, h, rstd
+
+
+@triton.jit
+def _piece_columns(BLOCK_D: tl.constexpr, COLUMNS: tl.constexpr):
+    return (tl.arange(0, BLOCK_D // COLUMNS) * COLUMNS)[None, :, None] + tl.arange(0, COLUMNS)[None, None, :]
+
+
+@triton.jit
 def backward_kernel(
     DY, DH, H, Weight, Rstd, DX, Parts, dy_row, dh_row, h_row, num_rows,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, CLAMP: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr,
+    CLAMP: tl.constexpr, LEADS: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the input, tile after tile, and this program's part of the weight's gradient.
 
-    `DX` or `Parts` may be None where nobody asks for it; `DH` is the gradient that reaches the sum on other ways.
+    `DX` or `Parts` may be None where nobody asks for it; `DH` is the gradient that reaches the sum on other ways. AHEAD
+    loads the next tile into registers while this one is computed: through shared memory, as Triton's own pipeline does,
+    each tile would cost barriers. LEADS lets the kernel that sums `Parts` start while this one ends.
     """
-    column = tl.arange(0, BLOCK_D)[None, :]
-    weight = tl.load(Weight + column, mask=column < D, other=0.0).to(tl.float32)
-    part = tl.zeros([ROWS, BLOCK_D], tl.float32)
-    for tile in tl.range(tl.program_id(0), tl.cdiv(num_rows, ROWS), tl.num_programs(0), num_stages=STAGES):
-        rows, columns, inside = _locate(tile, num_rows, D, BLOCK_D, ROWS)
-        dy = tl.load(DY + rows.to(tl.int64) * dy_row + columns, mask=inside, other=0.0).to(tl.float32)
-        h = tl.load(H + rows.to(tl.int64) * h_row + columns, mask=inside, other=0.0).to(tl.float32)
-        rstd = tl.load(Rstd + rows, mask=rows < num_rows, other=0.0)
-        if DX is not None and DH is not None:
-            dh = tl.load(DH + rows.to(tl.int64) * dh_row + columns, mask=inside, other=0.0)
-        unit = h * rstd
+    WITH_DH: tl.constexpr = DX is not None and DH is not None
+    columns = _piece_columns(BLOCK_D, COLUMNS)
+    first, programs = tl.program_id(0), tl.num_programs(0)
+    if AHEAD:
+        dy, dh, h, rstd = _load_pieces(
+            DY, DH, H, Rstd, dy_row, dh_row, h_row, first, num_rows, D, BLOCK_D, ROWS, COLUMNS, WITH_DH
+        )
+    weight = tl.load(Weight + columns, mask=columns < D, other=0.0).to(tl.float32)
+    if LEADS:
+        gdc_launch_dependents()
+    part = tl.zeros([ROWS, BLOCK_D // COLUMNS, COLUMNS], tl.float32)
+    for tile in range(first, tl.cdiv(num_rows, ROWS), programs):
+        if AHEAD:
+            next_dy, next_dh, next_h, next_rstd = _load_pieces(
+                DY, DH, H, Rstd, dy_row, dh_row, h_row, tile + programs, num_rows, D, BLOCK_D, ROWS, COLUMNS, WITH_DH
+            )
+        else:
+            dy, dh, h, rstd = _load_pieces(
+                DY, DH, H, Rstd, dy_row, dh_row, h_row, tile, num_rows, D, BLOCK_D, ROWS, COLUMNS, WITH_DH
+            )
+        wide = h.to(tl.float32)
+        unit = wide * rstd
         if Parts is not None:
-            part += dy * unit
+            part += dy.to(tl.float32) * unit
         if DX is not None:
-            scaled = dy * weight
-            dx = (scaled - unit * (tl.sum(scaled * unit, 1, keep_dims=True) / D)) * rstd
+            scaled = dy.to(tl.float32) * weight
+            mean = tl.sum(tl.sum(scaled * unit, 2, keep_dims=True), 1, keep_dims=True) / D
+            dx = (scaled - unit * mean) * rstd
             if DH is not None:
                 dx += dh.to(tl.float32)
             if CLAMP:
-                dx = tl.where(tl.abs(h) < _LIMIT, dx, 0.0)
+                dx = tl.where(tl.abs(wide) < _LIMIT, dx, 0.0)
+            rows = (tile * ROWS + tl.arange(0, ROWS))[:, None, None]
+            inside = rows < num_rows
+            if D != BLOCK_D:
+                inside = inside & (columns < D)
             tl.store(DX + rows.to(tl.int64) * D + columns, dx.to(DX.dtype.element_ty), mask=inside)
+        if AHEAD:
+            dy, dh, h, rstd = next_dy, next_dh, next_h, next_rstd
     if Parts is not None:
-        tl.store(Parts + tl.program_id(0).to(tl.int64) * D + column, tl.sum(part, 0)[None, :], mask=column < D)
+        out = Parts + first.to(tl.int64) * D + columns
+        tl.store(out, tl.sum(part, 0, keep_dims=True), mask=columns < D)
 
 
 @triton.jit
@@ -95,8 +147,12 @@ def weight_kernel(
 
 
 @triton.jit
-def sum_kernel(Parts, Sum, num_parts, D: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Sum the programs' parts in a fixed order."""
+def sum_kernel(
+    Parts, Sum, num_parts, D: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr, FOLLOWS: tl.constexpr
+):  # fmt: skip
+    """Sum the programs' parts in a fixed order; FOLLOWS if it may start before the kernel that stores them ends."""
+    if FOLLOWS:
+        gdc_wait()
     columns = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     total = tl.zeros([PARTS, COLUMNS], tl.float32)
     for first in range(0, num_parts, PARTS):

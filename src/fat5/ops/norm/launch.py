@@ -6,6 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
+from fat5.ops.dependent_launch import dependent_launch, follower_options
 from fat5.ops.launching import launch, on_device, processors
 from fat5.ops.norm import tiles
 from fat5.ops.norm.kernels import backward_kernel, forward_kernel, sum_kernel, weight_kernel
@@ -80,6 +81,7 @@ def run_backward(
     together = block_d <= tiles.MAX_FUSED_WIDTH
 
     def run(tile: RowTile) -> Tensor | None:
+        overlaps = tile.overlap and dependent_launch(total.device)
         programs = min(triton.cdiv(len(rows), tile.rows), tile.programs * processors(total.device))
         parts = _parts(programs, weight) if weight_grad and together else None
         if not together:
@@ -87,15 +89,17 @@ def run_backward(
         backward_kernel[(programs,)](
             grad_rows, others, rows, weight.contiguous(), rstd, grad, parts, grad_rows.stride(0),
             0 if others is None else others.stride(0), rows.stride(0), len(rows), D=width, BLOCK_D=block_d,
-            ROWS=tile.rows, STAGES=tile.stages, CLAMP=_clamps(total.dtype, fused), **tile.options(),
+            ROWS=tile.rows, COLUMNS=min(block_d, tiles.LANES_BYTES // total.element_size()), AHEAD=tile.stages > 1,
+            CLAMP=_clamps(total.dtype, fused), LEADS=overlaps and parts is not None, **tile.options(),
         )  # fmt: skip
-        return None if parts is None else _sum(parts, weight)
+        return None if parts is None else _sum(parts, weight, overlaps)
 
     with on_device(total):
         grad_weight = None
         if input_grad or together:
             size = (block_d, total.element_size(), others is not None, input_grad, weight_grad)
-            preferred, candidates = tiles.backward_tile(block_d), tiles.backward_candidates(block_d)
+            preferred = tiles.backward_tile(width, total.element_size(), 2 if others is None else 3)
+            candidates = tiles.backward_candidates(preferred, block_d)
             grad_weight = launch("rms_norm backward", size, total.device, preferred, candidates, run)
         if weight_grad and not together:
             grad_weight = _wide_weight_gradient(grad_rows, rows, weight, rstd)
@@ -118,11 +122,12 @@ def _parts(programs: int, weight: Tensor) -> Tensor:
     return torch.empty(programs, len(weight), dtype=torch.float32, device=weight.device)
 
 
-def _sum(parts: Tensor, weight: Tensor) -> Tensor:
+def _sum(parts: Tensor, weight: Tensor, follows: bool = False) -> Tensor:
     total = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+    at_once = min(max(triton.next_power_of_2(len(parts)), tiles.MIN_SUM_PARTS), tiles.MAX_SUM_PARTS)
     sum_kernel[(triton.cdiv(len(weight), tiles.SUM_COLUMNS),)](
-        parts, total, len(parts), D=len(weight), PARTS=tiles.SUM_PARTS, COLUMNS=tiles.SUM_COLUMNS,
-        num_warps=tiles.SUM_WARPS,
+        parts, total, len(parts), D=len(weight), PARTS=at_once, COLUMNS=tiles.SUM_COLUMNS, FOLLOWS=follows,
+        num_warps=tiles.SUM_WARPS, **(follower_options(weight.device) if follows else {}),
     )  # fmt: skip
     return total
 
