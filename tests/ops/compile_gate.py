@@ -77,6 +77,7 @@ def source(case: Case) -> ASTSource:
         "EVEN_M": not tails, "EVEN_N": not tails, "DROPOUT": case.dropout, "BIAS_GRAD": case.bias in (1, 2, 3),
         "ASM": True, "PRECISION": "ieee", "RATIO": max(1, case.tile.keys // case.tile.queries), "SUM_ROWS": False,
         "STORE_BIAS_GRAD": case.bias == 4, "PAIRED": case.itemsize == 2 and not tails,
+        "PDL": case.architecture >= 90,
     }  # fmt: skip
     absent = set() if case.packed else {"Tiles", "CuQ", "CuK"}
     absent |= {"Offsets", "KeyStarts"} | (set() if constants["HAS_LENGTHS"] else {"KeyLengths"})

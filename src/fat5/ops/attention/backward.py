@@ -38,11 +38,15 @@ def delta_kernel(
     do_head,
     H,
     M,
+    Table,
+    Log2Table,
     BM: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    RADIUS: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
-    """delta = rowsum(O * dO) in float32, [B, H, M] or [H, total]."""
+    """delta = rowsum(O * dO) in float32, [B, H, M] or [H, total]; and the table by distance, if any, times log2(e)."""
     batch = (tl.program_id(1) // H).to(tl.int64)
     head = (tl.program_id(1) % H).to(tl.int64)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -54,6 +58,11 @@ def delta_kernel(
     tl.store(
         Delta + tl.program_id(1).to(tl.int64) * M + rows, tl.sum(o.to(tl.float32) * do.to(tl.float32), 1), mask=rows < M
     )
+    if Table is not None:
+        if (tl.program_id(0) == 0) & (tl.program_id(1) < H):  # one program a head
+            place = head * (2 * RADIUS + 1) + tl.arange(0, WIDTH)
+            inside = tl.arange(0, WIDTH) <= 2 * RADIUS
+            tl.store(Log2Table + place, LOG2E * tl.load(Table + place, mask=inside, other=0.0), mask=inside)
 
 
 @triton.jit

@@ -7,6 +7,7 @@ query, positive where the key comes later.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import math
 from dataclasses import dataclass
 
@@ -120,6 +121,13 @@ class DistanceBias:
         return values[None] if values.ndim == 3 else values.transpose(0, 1)
 
 
+def _has_kernels(table: Tensor) -> bool:
+    """Whether to launch Triton's kernels: on a GPU, but not where a compiler makes one kernel of plain PyTorch."""
+    if not table.is_cuda or table.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return False
+    return not torch.compiler.is_compiling() and importlib.util.find_spec("triton") is not None
+
+
 class _ExpandBuckets(torch.autograd.Function):
     """Look up a table [num_buckets, H] at buckets [2R + 1], as [H, 2R + 1]; the gradient adds up without atomics."""
 
@@ -178,6 +186,10 @@ class RelativeBias:
         num_buckets = self.table.shape[0]
         find = _table_buckets if torch.compiler.is_compiling() else _cached_buckets
         buckets = find(num_buckets, self.bidirectional, self.max_distance, self.table.device)
+        if _has_kernels(self.table):
+            from fat5.ops.attention.bucket_kernels import expand_buckets
+
+            return DistanceBias(expand_buckets(self.table, buckets))
         table = self.table.to(torch.promote_types(self.table.dtype, torch.float32))
         return DistanceBias(_ExpandBuckets.apply(table, buckets))
 

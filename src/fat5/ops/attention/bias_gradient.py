@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from fat5.ops.attention.tile_scores import LOG2E, keep_weights, load_rows, mask_scores, sequence_bounds
+from fat5.ops.dependent_launch import gdc_launch_dependents
 
 
 @triton.jit
@@ -173,11 +174,14 @@ def table_kernel(
     RADIUS: tl.constexpr,
     WIDTH: tl.constexpr,
     CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One program: the table gradient [2R + 1] of one head, from the band's diagonals and the sums of the far tiles.
 
     Tile t's first BM columns are the distances of tile t - 1's last: a distance is the sum of two entries.
     """
+    if PDL:
+        gdc_launch_dependents()
     head = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, WIDTH)
     tile = lanes // BM
