@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fat5.ops.attention.tile_scores import LOG2E, keep_weights, load_rows, mask_scores, sequence_bounds
+from fat5.ops.attention.tile_scores import LOG2E, keep_weights, load_rows, load_stats, mask_scores, sequence_bounds
 from fat5.ops.dependent_launch import gdc_launch_dependents
 
 
@@ -18,8 +18,7 @@ def band_kernel(
     K,
     V,
     DO,
-    LSE,
-    Delta,
+    Stats,
     Bias,
     Parts,
     Tiles,
@@ -134,13 +133,7 @@ def band_kernel(
             V + v_place + lanes[None, :] * v_row + dims[:, None],
             keys[None, :], key_start, key_end, dims[:, None], D, EVEN_N, EVEN_D,
         )  # fmt: skip
-        place = (batch64 * H + head) * M + q_first + rows
-        if EVEN_M:
-            lse = tl.load(LSE + place)
-            delta = tl.load(Delta + place)
-        else:
-            lse = tl.load(LSE + place, mask=rows < num_queries, other=float("inf"))
-            delta = tl.load(Delta + place, mask=rows < num_queries, other=0.0)
+        lse, delta = load_stats(Stats + ((batch64 * H + head) * M + q_first) * 2, rows, num_queries, EVEN_M, False)
         if EVEN_N:
             lse = tl.where(takes_part, lse, float("inf"))
         s = tl.dot(q, kt, input_precision=PRECISION) * scale + bias
@@ -215,8 +208,7 @@ def dense_bias_kernel(
     K,
     V,
     DO,
-    LSE,
-    Delta,
+    Stats,
     Bias,
     DBias,
     KeyStarts,
@@ -314,9 +306,7 @@ def dense_bias_kernel(
             V + batch64 * v_batch + head64 * v_head + keys[None, :].to(tl.int64) * v_row + dims[:, None],
             keys[None, :], key_start, key_end, dims[:, None], D, False, EVEN_D,
         )  # fmt: skip
-        place = (batch64 * H + head) * M + rows
-        lse = tl.load(LSE + place, mask=rows < M, other=float("inf"))
-        delta = tl.load(Delta + place, mask=rows < M, other=0.0)
+        lse, delta = load_stats(Stats + (batch64 * H + head) * M * 2, rows, M, False, False)
         s = tl.dot(q, kt, input_precision=PRECISION) * scale + bias
         distance = keys[None, :] - (m0 + shift + lanes[:, None])
         s = mask_scores(s, distance, keys[None, :], key_start, key_end, CAUSAL, True)

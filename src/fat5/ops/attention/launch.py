@@ -82,12 +82,8 @@ def run_backward(
         zeros = torch.zeros_like(problem.bias) if problem.bias is not None and bias_grad else None
         return grad_q.zero_(), grad_k.zero_(), grad_v.zero_(), zeros
     with on_device(out):
-        arguments = common_arguments(problem) | {
-            "DO": grad_out,
-            "LSE": lse,
-            "Delta": _run_delta(problem, out, grad_out, table),
-        }
-        arguments |= strides("do", grad_out)
+        stats = _run_delta(problem, out, grad_out, lse, table)
+        arguments = common_arguments(problem) | {"DO": grad_out, "Stats": stats, **strides("do", grad_out)}
         any_bias = any_bias_arguments(problem) | {"softmax_scale": softmax_scale}
         grad_bias = _whole_bias_grad(problem) if bias_grad else None
         band = None
@@ -104,18 +100,18 @@ def run_backward(
     return grad_q, grad_k, grad_v, grad_bias
 
 
-def _run_delta(problem: Problem, out: Tensor, grad_out: Tensor, table: Tensor | None) -> Tensor:
-    """Return delta, and fill the problem's table with `table` in units of log2."""
+def _run_delta(problem: Problem, out: Tensor, grad_out: Tensor, lse: Tensor, table: Tensor | None) -> Tensor:
+    """Return LSE and delta of each row, side by side, and fill the problem's table with `table` in units of log2."""
     radius = bias_radius(problem)
-    delta = torch.empty(problem.lse_shape, dtype=torch.float32, device=out.device)
+    stats = torch.empty(*problem.lse_shape, 2, dtype=torch.float32, device=out.device)
     block = 32
     delta_kernel[(triton.cdiv(problem.num_queries, block), problem.batch * problem.heads)](
-        O=out, DO=grad_out, Delta=delta, **strides("o", out), **strides("do", grad_out),
+        O=out, DO=grad_out, LSE=lse, Stats=stats, **strides("o", out), **strides("do", grad_out),
         H=problem.heads, M=problem.num_queries, Table=table, Log2Table=None if table is None else problem.bias,
         BM=block, D=problem.head_dim, BLOCK_D=block_d(problem),
         RADIUS=radius, WIDTH=triton.next_power_of_2(2 * radius + 1),
     )  # fmt: skip
-    return delta
+    return stats
 
 
 def _run_keys(problem: Problem, arguments: dict[str, Any], grad_k: Tensor, grad_v: Tensor) -> None:
@@ -126,7 +122,8 @@ def _run_keys(problem: Problem, arguments: dict[str, Any], grad_k: Tensor, grad_
         even_m, even_n = even_tiles(problem, tile)
         key_value_kernel[grid_of(problem, problem.num_keys, tile.keys, tiles)](
             DK=grad_k, DV=grad_v, Tiles=tiles, **strides("dk", grad_k), BM=tile.queries, BN=tile.keys,
-            EVEN_M=even_m, EVEN_N=even_n, **tile.options(), **arguments,
+            EVEN_M=even_m, EVEN_N=even_n, PAIRED_STATS=2 * tile.queries >= 32 * tile.warps,
+            **tile.options(), **arguments,
         )  # fmt: skip
 
     launch_fitting("key_value", problem, run)
