@@ -220,9 +220,10 @@ def key_value_kernel(
             s = s * scale + slope * alibi_distance(distance, BIAS)
             factor = 1.0
         elif BIAS == DENSE:
-            inside = (keys[:, None] < N) & (rows[None, :] < M)
-            bias = tl.load(Bias + m64 * bias_row + lanes[None, :] * bias_row + keys[:, None], mask=inside, other=0.0)
-            s = s * scale + LOG2E * bias.to(tl.float32)
+            # Read along its rows and then turned: half the shared memory and the spills of a turned load.
+            inside = (keys[None, :] < N) & (rows[:, None] < M)
+            bias = tl.load(Bias + m64 * bias_row + lanes[:, None] * bias_row + keys[None, :], mask=inside, other=0.0)
+            s = s * scale + LOG2E * tl.trans(bias).to(tl.float32)
             factor = 1.0
         if tile_is_special(position, n0, key_start, key_end, BM, BN, BIAS, RADIUS, CAUSAL, not EVEN_N):
             if BIAS == DISTANCE:
