@@ -14,7 +14,7 @@ from torch import Tensor
 from fat5.ops.dependent_launch import dependent_launch, follower_options, gdc_launch_dependents, gdc_wait
 from fat5.ops.launching import on_device
 
-_CHUNK = 256
+CHUNK = 256
 
 
 @triton.jit
@@ -76,8 +76,8 @@ def expand_buckets(table: Tensor, buckets: Tensor) -> Tensor:
     (num_buckets, heads), width = table.shape, buckets.shape[0]
     expanded = torch.empty(heads, width, dtype=torch.float32, device=table.device)
     with on_device(table):
-        expand_buckets_kernel[(heads, triton.cdiv(width, _CHUNK))](
-            table, buckets, expanded, table.stride(0), table.stride(1), width, num_buckets, CHUNK=_CHUNK,
+        expand_buckets_kernel[(heads, triton.cdiv(width, CHUNK))](
+            table, buckets, expanded, table.stride(0), table.stride(1), width, num_buckets, CHUNK=CHUNK,
             BUCKETS=triton.next_power_of_2(num_buckets), PDL=dependent_launch(table.device),
         )  # fmt: skip
     return expanded
@@ -91,7 +91,7 @@ def sum_buckets(grad: Tensor, buckets: Tensor, num_buckets: int, dtype: torch.dt
     with on_device(grad):
         sum_buckets_kernel[(heads,)](
             grad, buckets, grad_table, grad.stride(0), grad.stride(1), grad_table.stride(0), width, num_buckets,
-            CHUNK=_CHUNK, BUCKETS=triton.next_power_of_2(num_buckets), PDL=dependent_launch(grad.device),
+            CHUNK=CHUNK, BUCKETS=triton.next_power_of_2(num_buckets), PDL=dependent_launch(grad.device),
             **follower_options(grad.device),
         )  # fmt: skip
     return grad_table

@@ -47,6 +47,7 @@ def launch_fitting(kernel: str, problem: Problem, run: Callable[[Tile], Any]) ->
         itemsize=problem.q.element_size(),
         causal=problem.causal,
         tails=not all(even_tiles(problem, _WHOLE_TILES)),
+        dense=problem.bias_kind == "dense",
     )
     key = (call, device, problem.q.dtype, problem.bias_kind, problem.dropout_p > 0)
     if key in _fitting:
