@@ -7,7 +7,6 @@ query, positive where the key comes later.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import math
 from dataclasses import dataclass
 
@@ -123,9 +122,9 @@ class DistanceBias:
 
 def _has_kernels(table: Tensor) -> bool:
     """Whether to launch Triton's kernels: on a GPU, but not where a compiler makes one kernel of plain PyTorch."""
-    if not table.is_cuda or table.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        return False
-    return not torch.compiler.is_compiling() and importlib.util.find_spec("triton") is not None
+    from fat5.ops.kernels_or_torch import takes_kernels  # which imports the backends, and they this module
+
+    return not torch.compiler.is_compiling() and takes_kernels("RelativeBias", "auto", table)
 
 
 class _ExpandBuckets(torch.autograd.Function):
