@@ -37,7 +37,7 @@ KERNELS = {
 }
 INT_POINTERS = {"Tiles": "*i32", "CuQ": "*i32", "CuK": "*i32", "KeyStarts": "*i64", "KeyLengths": "*i64",
                 "Offsets": "*i64", "Seed": "*i64"}  # fmt: skip
-FLOAT_POINTERS = {"LSE", "Delta", "Sums", "Parts", "PartLSE"}
+FLOAT_POINTERS = {"LSE", "Stats", "Sums", "Parts", "PartLSE"}
 FLOATS = {"scale", "softmax_scale", "keep_scale"}
 BIAS_NAMES = ("none", "distance", "alibi", "alibi-signed", "dense")
 
@@ -77,6 +77,7 @@ def source(case: Case) -> ASTSource:
         "EVEN_M": not tails, "EVEN_N": not tails, "DROPOUT": case.dropout, "BIAS_GRAD": case.bias in (1, 2, 3),
         "ASM": True, "PRECISION": "ieee", "RATIO": max(1, case.tile.keys // case.tile.queries), "SUM_ROWS": False,
         "STORE_BIAS_GRAD": case.bias == 4, "PAIRED": case.itemsize == 2 and not tails,
+        "PDL": case.architecture >= 90, "PAIRED_STATS": 2 * case.tile.queries >= 32 * case.tile.warps,
     }  # fmt: skip
     absent = set() if case.packed else {"Tiles", "CuQ", "CuK"}
     absent |= {"Offsets", "KeyStarts"} | (set() if constants["HAS_LENGTHS"] else {"KeyLengths"})
@@ -142,11 +143,13 @@ def cases(everything: bool) -> list[Case]:
     for call, tile in table_rows():
         architecture, kernel, block_d, itemsize = call.capability, call.kernel, call.block_d, call.itemsize
         biases = {"band": [1], "dense_bias": [4]}.get(kernel, range(5) if everything else [1])
+        if call.dense:
+            biases = [4]
         if everything:
             flags = itertools.product(biases, (False, True), (False, True), (False, True), (False, True))
         else:
-            tails = call.variant != "causal"
-            packs = tails and kernel not in ("dense_bias", "decode")
+            tails = "causal" not in call.variants
+            packs = tails and not call.dense and kernel not in ("dense_bias", "decode")
             flags = [(bias, call.causal or kernel == "decode", packs, tails, False) for bias in biases]
             if preferred_tile(dataclasses.replace(call, tails=True)) != tile and itemsize == 2:
                 flags = [(bias, call.causal, False, False, False) for bias in biases]  # tails read another row
@@ -157,7 +160,7 @@ def cases(everything: bool) -> list[Case]:
                 continue  # it takes neither, and looks at each row's bounds in any case
             if kernel == "decode" and not everything and architecture not in (86, 90):
                 continue  # on the others the same tiles have more room
-            if preferred_tile(dataclasses.replace(call, causal=causal, tails=tails)) != tile:
+            if preferred_tile(dataclasses.replace(call, causal=causal, tails=tails, dense=bias == 4)) != tile:
                 continue  # such a call reads another row
             size = tile
             if kernel == "band":  # its tiles are the query kernel's, cut square

@@ -355,8 +355,8 @@ def test_assembly_and_plain_loads_agree(backend, monkeypatch):
     leaves = make_inputs("relative", 1, 300, 300, 64, torch.bfloat16)
     weights = torch.randn_like(leaves[0])
     fast = run(flash_attention, "relative", leaves, weights, backend=backend, softmax_scale=0.125)
-    original = launch._any_bias
-    monkeypatch.setattr(launch, "_any_bias", lambda problem: original(problem) | {"ASM": False})
+    original = launch.any_bias_arguments
+    monkeypatch.setattr(launch, "any_bias_arguments", lambda problem: original(problem) | {"ASM": False})
     for a, b in zip(
         fast, run(flash_attention, "relative", leaves, weights, backend=backend, softmax_scale=0.125), strict=True
     ):

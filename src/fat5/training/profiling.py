@@ -31,7 +31,7 @@ _ATTENTION: tuple[str, ...] = (
     "query_kernel",
     "band_kernel",
 )
-_ATTENTION += ("table_kernel", "bias_kernel", "delta_kernel", "document_tiles", "flex_")
+_ATTENTION += ("table_kernel", "buckets_kernel", "bias_kernel", "delta_kernel", "document_tiles", "flex_")
 
 
 class Kernel(NamedTuple):

@@ -49,7 +49,7 @@ def autotuned_tile(call: Call, preferred: Tile, run: Callable[[Tile], Any]) -> T
             continue
         if ms < best_ms:
             best, best_ms = tile, ms
-    variant = "" if call.variant is None else f', "{call.variant}"'
+    variant = f', "{call.variants[0]}"' if call.variants else ""
     row = f'("{call.kernel}", {call.block_d}{variant}): Tile({best.queries}, {best.keys}, {best.warps}, {best.stages}),'
     print(f"{row}  # sm_{call.capability}: {best_ms:.4f} ms", file=sys.stderr)
     return best

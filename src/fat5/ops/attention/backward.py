@@ -1,4 +1,4 @@
-"""The backward kernels for delta and for the gradients of keys and values.
+"""The backward kernels for the statistics of rows and for the gradients of keys and values.
 
 Exponents are of 2: `scale`, tables and slopes come multiplied by log2(e). Multiplying in the kernel, as the forward
 does, costs 12 % here (measured on an H200).
@@ -18,6 +18,7 @@ from fat5.ops.attention.tile_scores import (
     alibi_distance,
     keep_weights,
     load_rows,
+    load_stats,
     mask_scores,
     sequence_bounds,
     table_bias,
@@ -29,7 +30,8 @@ from fat5.ops.attention.tile_scores import (
 def delta_kernel(
     O,  # noqa: E741
     DO,
-    Delta,
+    LSE,
+    Stats,
     o_batch,
     o_row,
     o_head,
@@ -38,11 +40,18 @@ def delta_kernel(
     do_head,
     H,
     M,
+    Table,
+    Log2Table,
     BM: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    RADIUS: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
-    """delta = rowsum(O * dO) in float32, [B, H, M] or [H, total]."""
+    """Stats [B, H, M, 2] or [H, total, 2]: of each row LSE and, in float32, delta = rowsum(O * dO), next to each other.
+
+    Also the table by distance, if there is one, times log2(e).
+    """
     batch = (tl.program_id(1) // H).to(tl.int64)
     head = (tl.program_id(1) % H).to(tl.int64)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -51,9 +60,16 @@ def delta_kernel(
     rows64 = rows[:, None].to(tl.int64)
     o = tl.load(O + batch * o_batch + head * o_head + rows64 * o_row + dims[None, :], mask=inside, other=0.0)
     do = tl.load(DO + batch * do_batch + head * do_head + rows64 * do_row + dims[None, :], mask=inside, other=0.0)
-    tl.store(
-        Delta + tl.program_id(1).to(tl.int64) * M + rows, tl.sum(o.to(tl.float32) * do.to(tl.float32), 1), mask=rows < M
-    )
+    delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    place = tl.program_id(1).to(tl.int64) * M + rows
+    lse = tl.load(LSE + place, mask=rows < M, other=0.0)
+    pairs = Stats + 2 * place[:, None] + tl.arange(0, 2)[None, :]
+    tl.store(pairs, tl.join(lse, delta), mask=rows[:, None] < M)
+    if Table is not None:
+        if (tl.program_id(0) == 0) & (tl.program_id(1) < H):  # one program a head
+            place = head * (2 * RADIUS + 1) + tl.arange(0, WIDTH)
+            inside = tl.arange(0, WIDTH) <= 2 * RADIUS
+            tl.store(Log2Table + place, LOG2E * tl.load(Table + place, mask=inside, other=0.0), mask=inside)
 
 
 @triton.jit
@@ -64,8 +80,7 @@ def key_value_kernel(
     DO,
     DK,
     DV,
-    LSE,
-    Delta,
+    Stats,
     Bias,
     Tiles,
     CuQ,
@@ -115,6 +130,7 @@ def key_value_kernel(
     EVEN_N: tl.constexpr,
     DROPOUT: tl.constexpr,
     ASM: tl.constexpr,
+    PAIRED_STATS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """One program: the gradients of BN keys and values of one head, over all queries. Scores are transposed, [BN, BM].
@@ -155,8 +171,7 @@ def key_value_kernel(
     DO += batch64 * do_batch + head64 * do_head + q_first * do_row
     K += batch64 * k_batch + head64 * k_head + (k_first + n0) * k_row
     V += batch64 * v_batch + head64 * v_head + (k_first + n0) * v_row
-    LSE += (batch64 * H + head) * M + q_first
-    Delta += (batch64 * H + head) * M + q_first
+    Stats += ((batch64 * H + head) * M + q_first) * 2
     k = load_rows(
         K + cols[:, None] * k_row + dims[None, :], keys[:, None], key_start, key_end, dims[None, :], D, EVEN_N, EVEN_D
     )
@@ -205,9 +220,10 @@ def key_value_kernel(
             s = s * scale + slope * alibi_distance(distance, BIAS)
             factor = 1.0
         elif BIAS == DENSE:
-            inside = (keys[:, None] < N) & (rows[None, :] < M)
-            bias = tl.load(Bias + m64 * bias_row + lanes[None, :] * bias_row + keys[:, None], mask=inside, other=0.0)
-            s = s * scale + LOG2E * bias.to(tl.float32)
+            # Read along its rows and then turned: half the shared memory and the spills of a turned load.
+            inside = (keys[None, :] < N) & (rows[:, None] < M)
+            bias = tl.load(Bias + m64 * bias_row + lanes[:, None] * bias_row + keys[None, :], mask=inside, other=0.0)
+            s = s * scale + LOG2E * tl.trans(bias).to(tl.float32)
             factor = 1.0
         if tile_is_special(position, n0, key_start, key_end, BM, BN, BIAS, RADIUS, CAUSAL, not EVEN_N):
             if BIAS == DISTANCE:
@@ -216,12 +232,7 @@ def key_value_kernel(
             s = mask_scores(s, distance, keys[:, None], key_start, key_end, CAUSAL, not EVEN_N)
         elif BIAS == DISTANCE:
             constant = tl.where(n0 < position, left, right)
-        if EVEN_M:
-            lse = tl.load(LSE + rows)
-            delta = tl.load(Delta + rows)
-        else:
-            lse = tl.load(LSE + rows, mask=rows < num_queries, other=float("inf"))
-            delta = tl.load(Delta + rows, mask=rows < num_queries, other=0.0)
+        lse, delta = load_stats(Stats, rows, num_queries, EVEN_M, PAIRED_STATS)
         p = tl.exp2(s * factor - (lse - constant)[None, :])
         do = load_rows(
             DO + m64 * do_row + lanes[:, None] * do_row + dims[None, :],

@@ -120,6 +120,13 @@ class DistanceBias:
         return values[None] if values.ndim == 3 else values.transpose(0, 1)
 
 
+def _has_kernels(table: Tensor) -> bool:
+    """Whether to launch Triton's kernels: on a GPU, but not where a compiler makes one kernel of plain PyTorch."""
+    from fat5.ops.kernels_or_torch import takes_kernels  # which imports the backends, and they this module
+
+    return not torch.compiler.is_compiling() and takes_kernels("RelativeBias", "auto", table)
+
+
 class _ExpandBuckets(torch.autograd.Function):
     """Look up a table [num_buckets, H] at buckets [2R + 1], as [H, 2R + 1]; the gradient adds up without atomics."""
 
@@ -178,6 +185,10 @@ class RelativeBias:
         num_buckets = self.table.shape[0]
         find = _table_buckets if torch.compiler.is_compiling() else _cached_buckets
         buckets = find(num_buckets, self.bidirectional, self.max_distance, self.table.device)
+        if _has_kernels(self.table):
+            from fat5.ops.attention.bucket_kernels import expand_buckets
+
+            return DistanceBias(expand_buckets(self.table, buckets))
         table = self.table.to(torch.promote_types(self.table.dtype, torch.float32))
         return DistanceBias(_ExpandBuckets.apply(table, buckets))
 

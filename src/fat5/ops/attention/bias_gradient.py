@@ -8,7 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fat5.ops.attention.tile_scores import LOG2E, keep_weights, load_rows, mask_scores, sequence_bounds
+from fat5.ops.attention.tile_scores import LOG2E, keep_weights, load_rows, load_stats, mask_scores, sequence_bounds
+from fat5.ops.dependent_launch import gdc_launch_dependents
 
 
 @triton.jit
@@ -17,8 +18,7 @@ def band_kernel(
     K,
     V,
     DO,
-    LSE,
-    Delta,
+    Stats,
     Bias,
     Parts,
     Tiles,
@@ -133,13 +133,7 @@ def band_kernel(
             V + v_place + lanes[None, :] * v_row + dims[:, None],
             keys[None, :], key_start, key_end, dims[:, None], D, EVEN_N, EVEN_D,
         )  # fmt: skip
-        place = (batch64 * H + head) * M + q_first + rows
-        if EVEN_M:
-            lse = tl.load(LSE + place)
-            delta = tl.load(Delta + place)
-        else:
-            lse = tl.load(LSE + place, mask=rows < num_queries, other=float("inf"))
-            delta = tl.load(Delta + place, mask=rows < num_queries, other=0.0)
+        lse, delta = load_stats(Stats + ((batch64 * H + head) * M + q_first) * 2, rows, num_queries, EVEN_M, False)
         if EVEN_N:
             lse = tl.where(takes_part, lse, float("inf"))
         s = tl.dot(q, kt, input_precision=PRECISION) * scale + bias
@@ -173,11 +167,14 @@ def table_kernel(
     RADIUS: tl.constexpr,
     WIDTH: tl.constexpr,
     CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One program: the table gradient [2R + 1] of one head, from the band's diagonals and the sums of the far tiles.
 
     Tile t's first BM columns are the distances of tile t - 1's last: a distance is the sum of two entries.
     """
+    if PDL:
+        gdc_launch_dependents()
     head = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, WIDTH)
     tile = lanes // BM
@@ -211,8 +208,7 @@ def dense_bias_kernel(
     K,
     V,
     DO,
-    LSE,
-    Delta,
+    Stats,
     Bias,
     DBias,
     KeyStarts,
@@ -310,9 +306,7 @@ def dense_bias_kernel(
             V + batch64 * v_batch + head64 * v_head + keys[None, :].to(tl.int64) * v_row + dims[:, None],
             keys[None, :], key_start, key_end, dims[:, None], D, False, EVEN_D,
         )  # fmt: skip
-        place = (batch64 * H + head) * M + rows
-        lse = tl.load(LSE + place, mask=rows < M, other=float("inf"))
-        delta = tl.load(Delta + place, mask=rows < M, other=0.0)
+        lse, delta = load_stats(Stats + (batch64 * H + head) * M * 2, rows, M, False, False)
         s = tl.dot(q, kt, input_precision=PRECISION) * scale + bias
         distance = keys[None, :] - (m0 + shift + lanes[:, None])
         s = mask_scores(s, distance, keys[None, :], key_start, key_end, CAUSAL, True)

@@ -20,6 +20,7 @@ from fat5.ops.attention.tile_scores import (
     table_bias,
     tile_is_special,
 )
+from fat5.ops.dependent_launch import gdc_wait
 
 
 @triton.jit
@@ -75,12 +76,15 @@ def forward_kernel(
     DROPOUT: tl.constexpr,
     ASM: tl.constexpr,
     PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One program: BM queries of one head of one sequence, over all its keys.
 
     Exponents are of 2: a score is multiplied by log2(e) where it is exponentiated, and LSE is a log2.
     """
     EVEN_D: tl.constexpr = BLOCK_D == D
+    if PDL:  # before any load: what came before may have made q, k and v as well as the table
+        gdc_wait()
     dims = tl.arange(0, BLOCK_D)
     lanes = tl.arange(0, BM)
     if VARLEN:

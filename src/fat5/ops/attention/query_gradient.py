@@ -19,6 +19,7 @@ from fat5.ops.attention.tile_scores import (
     keep_weights,
     load_bias,
     load_rows,
+    load_stats,
     mask_scores,
     sequence_bounds,
     table_bias,
@@ -35,8 +36,7 @@ def query_kernel(
     DO,
     DQ,
     DBias,
-    LSE,
-    Delta,
+    Stats,
     Bias,
     Sums,
     Tiles,
@@ -153,9 +153,7 @@ def query_kernel(
     do = load_rows(
         DO + lanes[:, None] * do_row + dims[None, :], rows[:, None], 0, num_queries, dims[None, :], D, EVEN_M, EVEN_D
     )
-    place = (batch64 * H + head) * M + q_first + rows
-    lse = tl.load(LSE + place, mask=rows < num_queries, other=float("inf"))
-    delta = tl.load(Delta + place, mask=rows < num_queries, other=0.0)
+    lse, delta = load_stats(Stats + ((batch64 * H + head) * M + q_first) * 2, rows, num_queries, EVEN_M, False)
     left = 0.0
     right = 0.0
     slope = 0.0

@@ -197,6 +197,29 @@ def load_rows(pointers, rows, row_start, row_end, dims, D: tl.constexpr, EVEN_RO
 
 
 @triton.jit
+def load_stats(Stats, rows, num_queries, EVEN_ROWS: tl.constexpr, PAIRED: tl.constexpr):
+    """Return LSE and delta of rows, inf and 0 where there is no row.
+
+    PAIRED reads both at once. In a loop whose pipeline copies them, a tensor of fewer elements than the program has
+    threads is copied element by element in the layout of the scores, 32 copies a thread; a larger one in one piece.
+    """
+    if PAIRED:
+        pairs = Stats + 2 * rows[:, None] + tl.arange(0, 2)[None, :]
+        if EVEN_ROWS:
+            lse, delta = tl.split(tl.load(pairs))
+        else:
+            lse, delta = tl.split(tl.load(pairs, mask=rows[:, None] < num_queries, other=0.0))
+            lse = tl.where(rows < num_queries, lse, float("inf"))
+    elif EVEN_ROWS:
+        lse = tl.load(Stats + 2 * rows)
+        delta = tl.load(Stats + 2 * rows + 1)
+    else:
+        lse = tl.load(Stats + 2 * rows, mask=rows < num_queries, other=float("inf"))
+        delta = tl.load(Stats + 2 * rows + 1, mask=rows < num_queries, other=0.0)
+    return lse, delta
+
+
+@triton.jit
 def first_aligned(start, offset, BN: tl.constexpr):
     """Return the last key tile boundary at or before `start`, where boundaries are `offset` plus multiples of BN."""
     phase = ((offset % BN) + BN) % BN

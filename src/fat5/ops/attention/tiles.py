@@ -110,7 +110,7 @@ _HOPPER = _AMPERE | {
     ("dense_bias", 256): Tile(64, 64, 8, 1),
 }
 
-# Rows for some calls alone: `causal`, and `tails` for whatever is not whole tiles.
+# Rows for some calls alone: `dense` with a dense bias, `causal`, and `tails` for whatever is not whole tiles.
 _HOPPER_VARIANTS = {
     ("forward", 64, "causal"): Tile(64, 64, 4, 3, 128),
     ("key_value", 64, "causal"): Tile(32, 64, 4, 3, 128),
@@ -119,6 +119,8 @@ _HOPPER_VARIANTS = {
     ("query", 64, "causal"): Tile(64, 64, 4, 3, 128),
     ("query", 64, "tails"): Tile(64, 64, 4, 2),
     ("query", 128, "tails"): Tile(128, 64, 8, 3),
+    # Around the load of a dense bias the assembler serialises the products of larger tiles.
+    ("key_value", 64, "dense"): Tile(32, 64, 4, 3),
 }
 
 _TABLES = {80: _AMPERE, 86: _SMALL, 89: _SMALL, 90: _HOPPER, 100: _BLACKWELL, 120: _SMALL}
@@ -152,6 +154,7 @@ class Call:
         itemsize: Bytes of an element of q.
         causal: Whether later keys are hidden.
         tails: Whether there is anything but whole tiles: odd lengths, padding, documents.
+        dense: Whether the bias is a dense tensor.
     """
 
     kernel: str
@@ -160,11 +163,15 @@ class Call:
     itemsize: int
     causal: bool
     tails: bool
+    dense: bool = False
 
     @property
-    def variant(self) -> str | None:
-        """Name of the table's variant for this call."""
-        return "tails" if self.tails else "causal" if self.causal else None
+    def variants(self) -> tuple[str, ...]:
+        """Names of the table's variants for this call, the first that has a row is taken."""
+        return (
+            *(("dense",) if self.dense else ()),
+            *(("tails",) if self.tails else ("causal",) if self.causal else ()),
+        )
 
 
 def preferred_tile(call: Call) -> Tile:
@@ -173,8 +180,8 @@ def preferred_tile(call: Call) -> Tile:
         return _FLOAT32[call.block_d]
     architecture = table_architecture(call.capability)
     table, variants = _TABLES[architecture], _VARIANTS.get(architecture, {})
-    tile = table[call.kernel, call.block_d]
-    return tile if call.variant is None else variants.get((call.kernel, call.block_d, call.variant), tile)
+    rows = (variants.get((call.kernel, call.block_d, name)) for name in call.variants)
+    return next((tile for tile in rows if tile is not None), table[call.kernel, call.block_d])
 
 
 def fallbacks(tile: Tile) -> list[Tile]:
@@ -191,5 +198,6 @@ def table_rows() -> list[tuple[Call, Tile]]:
             rows.append((Call(kernel, architecture, block_d, 2, False, False), tile))
             rows.append((Call(kernel, architecture, block_d, 4, False, True), _FLOAT32[block_d]))
         for (kernel, block_d, name), tile in _VARIANTS.get(architecture, {}).items():
-            rows.append((Call(kernel, architecture, block_d, 2, name == "causal", name == "tails"), tile))
+            call = Call(kernel, architecture, block_d, 2, name == "causal", name == "tails", name == "dense")
+            rows.append((call, tile))
     return rows
