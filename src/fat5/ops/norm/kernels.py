@@ -112,7 +112,7 @@ def backward_kernel(
             part += dy.to(tl.float32) * unit
         if DX is not None:
             scaled = dy.to(tl.float32) * weight
-            mean = tl.sum(tl.sum(scaled * unit, 2, keep_dims=True), 1, keep_dims=True) / D
+            mean = tl.sum(tl.reshape(scaled * unit, [ROWS, BLOCK_D]), 1)[:, None, None] / D
             dx = (scaled - unit * mean) * rstd
             if DH is not None:
                 dx += dh.to(tl.float32)
