@@ -67,9 +67,11 @@ def delta_kernel(
     tl.store(pairs, tl.join(lse, delta), mask=rows[:, None] < M)
     if Table is not None:
         if (tl.program_id(0) == 0) & (tl.program_id(1) < H):  # one program a head
-            place = head * (2 * RADIUS + 1) + tl.arange(0, WIDTH)
-            inside = tl.arange(0, WIDTH) <= 2 * RADIUS
-            tl.store(Log2Table + place, LOG2E * tl.load(Table + place, mask=inside, other=0.0), mask=inside)
+            entries = tl.arange(0, WIDTH)
+            row = head * (2 * RADIUS + 1)
+            in_table = entries <= 2 * RADIUS
+            values = tl.load(Table + row + entries, mask=in_table, other=0.0)
+            tl.store(Log2Table + row + entries, LOG2E * values, mask=in_table)
 
 
 @triton.jit
