@@ -38,8 +38,8 @@ def delta_kernel(
     do_batch,
     do_row,
     do_head,
-    H,
-    M,
+    heads,
+    num_rows,
     Table,
     Log2Table,
     BM: tl.constexpr,
@@ -48,28 +48,30 @@ def delta_kernel(
     RADIUS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Stats [B, H, M, 2] or [H, total, 2]: of each row LSE and, in float32, delta = rowsum(O * dO), next to each other.
+    """Stats [B, H, rows, 2] or [H, total, 2], float32: LSE and delta = rowsum(O * dO) of each row side by side.
 
     Also the table by distance, if there is one, times log2(e).
     """
-    batch = (tl.program_id(1) // H).to(tl.int64)
-    head = (tl.program_id(1) % H).to(tl.int64)
+    batch = (tl.program_id(1) // heads).to(tl.int64)
+    head = (tl.program_id(1) % heads).to(tl.int64)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     dims = tl.arange(0, BLOCK_D)
-    inside = (rows[:, None] < M) & (dims[None, :] < D)
+    inside = (rows[:, None] < num_rows) & (dims[None, :] < D)
     rows64 = rows[:, None].to(tl.int64)
     o = tl.load(O + batch * o_batch + head * o_head + rows64 * o_row + dims[None, :], mask=inside, other=0.0)
     do = tl.load(DO + batch * do_batch + head * do_head + rows64 * do_row + dims[None, :], mask=inside, other=0.0)
     delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
-    place = tl.program_id(1).to(tl.int64) * M + rows
-    lse = tl.load(LSE + place, mask=rows < M, other=0.0)
+    place = tl.program_id(1).to(tl.int64) * num_rows + rows
+    lse = tl.load(LSE + place, mask=rows < num_rows, other=0.0)
     pairs = Stats + 2 * place[:, None] + tl.arange(0, 2)[None, :]
-    tl.store(pairs, tl.join(lse, delta), mask=rows[:, None] < M)
+    tl.store(pairs, tl.join(lse, delta), mask=rows[:, None] < num_rows)
     if Table is not None:
-        if (tl.program_id(0) == 0) & (tl.program_id(1) < H):  # one program a head
-            place = head * (2 * RADIUS + 1) + tl.arange(0, WIDTH)
-            inside = tl.arange(0, WIDTH) <= 2 * RADIUS
-            tl.store(Log2Table + place, LOG2E * tl.load(Table + place, mask=inside, other=0.0), mask=inside)
+        if (tl.program_id(0) == 0) & (tl.program_id(1) < heads):  # one program a head
+            entries = tl.arange(0, WIDTH)
+            row = head * (2 * RADIUS + 1)
+            in_table = entries <= 2 * RADIUS
+            values = tl.load(Table + row + entries, mask=in_table, other=0.0)
+            tl.store(Log2Table + row + entries, LOG2E * values, mask=in_table)
 
 
 @triton.jit

@@ -70,6 +70,11 @@ def sum_buckets_kernel(
     tl.store(DTable + entries * table_row + head, total.to(DTable.dtype.element_ty), mask=entries < num_buckets)
 
 
+def sum_chunk(num_buckets: int) -> int:
+    """Return how many distances the sum takes at once, so that its table of comparisons stays in registers."""
+    return max(16, min(CHUNK, 8192 // triton.next_power_of_2(num_buckets)))
+
+
 @torch.library.custom_op("fat5::expand_buckets", mutates_args=())
 def expand_buckets(table: Tensor, buckets: Tensor) -> Tensor:
     """Return `table[buckets].T` as float32 [H, width], for a table [num_buckets, H] in bf16, fp16 or fp32."""
@@ -91,7 +96,8 @@ def sum_buckets(grad: Tensor, buckets: Tensor, num_buckets: int, dtype: torch.dt
     with on_device(grad):
         sum_buckets_kernel[(heads,)](
             grad, buckets, grad_table, grad.stride(0), grad.stride(1), grad_table.stride(0), width, num_buckets,
-            CHUNK=CHUNK, BUCKETS=triton.next_power_of_2(num_buckets), PDL=dependent_launch(grad.device),
+            CHUNK=sum_chunk(num_buckets), BUCKETS=triton.next_power_of_2(num_buckets),
+            PDL=dependent_launch(grad.device),
             **follower_options(grad.device),
         )  # fmt: skip
     return grad_table

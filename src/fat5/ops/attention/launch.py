@@ -107,7 +107,8 @@ def _run_delta(problem: Problem, out: Tensor, grad_out: Tensor, lse: Tensor, tab
     block = 32
     delta_kernel[(triton.cdiv(problem.num_queries, block), problem.batch * problem.heads)](
         O=out, DO=grad_out, LSE=lse, Stats=stats, **strides("o", out), **strides("do", grad_out),
-        H=problem.heads, M=problem.num_queries, Table=table, Log2Table=None if table is None else problem.bias,
+        heads=problem.heads, num_rows=problem.num_queries,
+        Table=table, Log2Table=None if table is None else problem.bias,
         BM=block, D=problem.head_dim, BLOCK_D=block_d(problem),
         RADIUS=radius, WIDTH=triton.next_power_of_2(2 * radius + 1),
     )  # fmt: skip
