@@ -1,0 +1,182 @@
+"""The runs of one model as subjects: each is trained once, and compared with those before it."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from benchmarks.scaling.launch import Outcome, launch
+from benchmarks.scaling.plan import SAME, TIMES, WINDOWS, Run, Scale
+from benchmarks.subject import GateError, Prepared, Subject
+
+ONE, ACCUMULATED = "one", "one, accumulating"
+
+
+class Stage:
+    """Makes the subjects of one model.
+
+    Args:
+        scale: How all runs go.
+        strategies: Names in STRATEGIES.
+        resume: Whether runs go on from the checkpoint of several processes.
+        seconds: Longest time of a run.
+        tolerance: How far a loss may be from that of one process, as a share of it.
+        extra: More settings of every run, `section.key=value`.
+    """
+
+    def __init__(
+        self,
+        scale: Scale,
+        strategies: Sequence[str],
+        *,
+        resume: bool,
+        seconds: float,
+        tolerance: float,
+        extra: Sequence[str] = (),
+    ) -> None:
+        self._scale, self._strategies, self._resume = scale, strategies, resume
+        self._seconds, self._tolerance, self._extra = seconds, tolerance, extra
+        self._outcomes: dict[tuple[str, str], Outcome] = {}
+
+    def subjects(self) -> Iterator[Subject]:
+        """Yield the runs in their order: one process, the one that takes the others' place, several, resumed ones."""
+        several = self._scale.processes
+        yield self._subject(Run(ONE, 1, TIMES))
+        yield self._subject(Run(ACCUMULATED, 1, SAME, accumulation=several))
+        for name in self._strategies:
+            sharding = name != "ddp" and several == 1
+            unavailable = "one process has nothing to shard" if sharding else None
+            for batch in (SAME, TIMES):
+                yield self._subject(Run(name, several, batch, strategy=name), unavailable)
+            for processes in dict.fromkeys((1, several)) if self._resume else ():
+                yield self._resumed(name, processes, unavailable)
+
+    def _subject(self, run: Run, unavailable: str | None = None) -> Subject:
+        def prepare() -> Prepared:
+            outcome = self._outcomes[run.name, run.batch] = self._train(run)
+            return Prepared(lambda: self._check(run, outcome), figures=lambda: self._figures(run, outcome))
+
+        return Subject(run.name, self._columns("runs", run), prepare, unavailable)
+
+    def _resumed(self, strategy: str, processes: int, unavailable: str | None) -> Subject:
+        """A run that goes on from the middle of the run on the same batch, alone or with as many processes."""
+        first = Run(strategy, self._scale.processes, SAME, strategy=strategy)
+        run = Run(
+            strategy,
+            processes,
+            SAME,
+            accumulation=self._scale.processes // processes,
+            strategy=strategy if processes > 1 else None,
+            resume=first.checkpoint(self._scale),
+        )
+
+        def prepare() -> Prepared:
+            outcome = self._train(run)
+
+            def check() -> float:
+                return self._share_of_tolerance(self._distance(outcome, (strategy, SAME), after=self._scale.steps // 2))
+
+            def figures() -> Mapping[str, Any]:
+                distance = self._distance(outcome, (strategy, SAME), after=self._scale.steps // 2)
+                return {"loss": _last_loss(outcome), "loss_distance": distance}
+
+            return Prepared(check, figures=figures)
+
+        return Subject(strategy, self._columns("resumed", run), prepare, unavailable)
+
+    def _columns(self, table: str, run: Run) -> dict[str, Any]:
+        return {
+            "table": table,
+            "model": self._scale.model,
+            "several": self._scale.processes,
+            "processes": run.processes,
+            "batch": run.batch,
+            "encoder_budget": run.slots(self._scale),
+            "accumulation": run.accumulation,
+            "steps": self._scale.steps,
+            "compiled": self._scale.compiled,
+        }
+
+    def _train(self, run: Run) -> Outcome:
+        # One process of its own stands for `fat5 pretrain` alone: under torchrun it would be wrapped as one of several.
+        return launch(
+            run.settings(self._scale, self._extra),
+            self._scale.work / run.folder,
+            processes=run.processes,
+            torchrun=run.strategy is not None,
+            seconds=self._seconds,
+        )
+
+    def _check(self, run: Run, outcome: Outcome) -> float:
+        losses = list(outcome.losses.values())
+        if not losses or not losses[-1] < losses[0]:
+            raise GateError(f"nothing was learned: the losses are {[round(loss, 3) for loss in losses]}")
+        if run.batch == SAME and run.strategy is not None:
+            return self._share_of_tolerance(self._distance(outcome, (ACCUMULATED, SAME)))
+        return 0.0
+
+    def _share_of_tolerance(self, distance: float) -> float:
+        if not distance <= self._tolerance:
+            raise GateError(
+                f"losses are up to {distance:.2%} from those they should equal, {self._tolerance:.2%} allowed"
+            )
+        return distance / self._tolerance
+
+    def _distance(self, outcome: Outcome, other: tuple[str, str], after: int = 0) -> float:
+        """Return the largest distance of a logged loss from the other run's at the same step, as a share of it."""
+        if other not in self._outcomes:
+            raise GateError(f"the run {other[0]!r} to compare with has failed")
+        expected, got = self._outcomes[other].losses, outcome.losses
+        steps = [step for step in expected if step > after]
+        if not steps or not set(steps) <= got.keys():
+            raise GateError(f"losses of steps {sorted(got)} were logged, expected {steps}")
+        distances = [abs(got[step] / expected[step] - 1) for step in steps]
+        return math.inf if any(map(math.isnan, distances)) else max(distances)
+
+    def _figures(self, run: Run, outcome: Outcome) -> Mapping[str, Any]:
+        one = self._outcomes.get((ONE, TIMES))
+        rate = _tokens_per_second(outcome, self._scale.steps)
+        share = None if one is None else rate / run.processes / _tokens_per_second(one, self._scale.steps)
+        alone, busy = outcome.communication or (None, None)
+        compared = run.batch == SAME and run.strategy is not None
+        return {
+            "tokens_per_s": rate,
+            "tokens_per_s_per_process": rate / run.processes,
+            "share_of_one": share,
+            "peak_gib": outcome.peak_gib,
+            "share_communication_alone": alone,
+            "share_communication": busy,
+            "first_step_s": next((e["warm_up_seconds"] for e in outcome.log_history if "warm_up_seconds" in e), None),
+            "loss": _last_loss(outcome),
+            "loss_distance": self._distance(outcome, (ACCUMULATED, SAME)) if compared else None,
+        }
+
+
+def clear(scale: Scale) -> None:
+    """Remove what the runs of a model left."""
+    shutil.rmtree(scale.work, ignore_errors=True)
+
+
+def tolerance() -> float:
+    """Return how far losses may be from each other: 1 % in bf16, 0.01 % in float32.
+
+    Sums over processes have another order than sums over batches, and training carries each rounding on.
+    """
+    bf16 = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 8
+    return 0.01 if bf16 else 1e-4
+
+
+def _tokens_per_second(outcome: Outcome, steps: int) -> float:
+    """Return the median over the log windows behind the first one, all processes together."""
+    window = steps // WINDOWS
+    rates = [e["tokens_per_second"] for e in outcome.log_history if e["step"] > window and "tokens_per_second" in e]
+    return statistics.median(rates)
+
+
+def _last_loss(outcome: Outcome) -> float:
+    return list(outcome.losses.values())[-1]
