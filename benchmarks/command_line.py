@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -79,6 +80,7 @@ def _run_cases(names: Sequence[str], argv: Sequence[str]) -> int:
             results=None if arguments.no_save else arguments.results,
             json_file=arguments.json,
             earlier_rows=rows,
+            command=reproducing_command(name, argv),
         )
         try:
             case.run(own, session)
@@ -87,6 +89,23 @@ def _run_cases(names: Sequence[str], argv: Sequence[str]) -> int:
         rows = session.rows
         failures += session.failures
     return 1 if failures else 0
+
+
+def reproducing_command(name: str, argv: Sequence[str]) -> str:
+    """Return the command that measures a case again with these options, without where its rows went.
+
+    Files and folders bear their last name alone: where they lie is a matter of the machine.
+    """
+    words = iter(argv)
+    kept = []
+    for word in words:
+        option, _, value = word.partition("=")
+        if option in ("--json", "--results"):
+            if not value:
+                next(words, None)
+        elif option != "--no-save":
+            kept.append(Path(word).name if word.startswith("/") else word)
+    return shlex.join(["python", "-m", "benchmarks", name, *kept])
 
 
 def _add_common_arguments(parser: ArgumentParser) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from benchmarks.session import Session
+    from benchmarks.tables import Claim
 
 SUMMARY = "pretraining by several GPUs (DDP, FSDP2) beside one: tokens/s, memory, communication, losses, resuming"
 
@@ -76,7 +78,7 @@ def run(arguments: Namespace, session: Session) -> None:
                     rows.append(row)
                     print(report.line(row), flush=True)
             clear(scale)
-    print("\n" + "\n".join(map(str, report.claims(rows))))
+    print("\n" + "\n".join(map(str, claims(rows))))
     print(problems(rows, report.describe))
 
 
@@ -104,8 +106,8 @@ def _checked(arguments: Namespace, *, quick: bool, on_gpu: bool) -> tuple[int, i
     return processes, steps
 
 
-def claims(rows: list[dict[str, Any]]) -> list[Any]:
-    """Return the figures to reach that these rows of one run speak of."""
+def claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
+    """Return the figures to reach for which the rows of one run have a measurement."""
     from benchmarks.scaling import report
 
-    return list(report.claims(rows))
+    return report.claims(rows)
