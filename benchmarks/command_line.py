@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks CASE [CASE ...] [options]`, and the commands `plot` and `record`."""
+"""The command line: `python -m benchmarks CASE [CASE ...] [options]`, and the commands `plot`, `report`, `record`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ FIGURES = ROOT / "docs" / "figures"
 
 _SUMMARIES = {
     "plot": "redraw every figure of the docs from benchmarks/results",
+    "report": "write one HTML page with all figures and tables of benchmarks/results",
     "record": "append the rows of --json files, written on another machine, to benchmarks/results",
 }
 
@@ -35,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     if names[0] == "plot":
         return _plot(argv[1:])
+    if names[0] == "report":
+        return _report(argv[1:])
     if names[0] == "record":
         return _record(argv[1:])
     return _run_cases(names, argv[len(names) :])
@@ -125,6 +128,22 @@ def _plot(argv: Sequence[str]) -> int:
 
     for line in draw_all(arguments.results, arguments.figures):
         print(line)
+    return 0
+
+
+def _report(argv: Sequence[str]) -> int:
+    parser = ArgumentParser(prog="python -m benchmarks report", description=_SUMMARIES["report"])
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="where the CSV files are")
+    output = "the page, report.html by default; it needs no other file and no network"
+    parser.add_argument("--output", type=Path, default=Path("report.html"), metavar="FILE", help=output)
+    arguments = parser.parse_args(argv)
+
+    from benchmarks.report.page import write_report
+
+    try:
+        print(write_report(arguments.results, arguments.output))
+    except OSError as error:
+        parser.error(str(error))
     return 0
 
 

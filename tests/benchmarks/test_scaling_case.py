@@ -140,14 +140,14 @@ def test_numbers_that_cannot_be_are_refused(arguments, message, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "processes"), [("fsdp2", "2"), ("ddp", "1")])
-def test_toy_runs_of_processes_equal_one(tmp_path, capsys, strategy, processes):
+@pytest.mark.parametrize(("strategy", "processes", "more"), [("fsdp2", "2", []), ("ddp", "1", ["--no-resume"])])
+def test_toy_runs_of_processes_equal_one(tmp_path, capsys, strategy, processes, more):
     options = ["--strategies", strategy, "--processes", processes, "--steps", "4", "--results", str(tmp_path)]
-    code = main(["scaling", "--models", "toy", *options])
+    code = main(["scaling", "--models", "toy", *options, *more])
     rows = read_rows(tmp_path / "scaling.csv")
     assert code == 0, rows
     resumed = [row for row in rows if row["table"] == "resumed"]
-    assert [row["processes"] for row in resumed] == ["1", "2"][: int(processes)]
+    assert [row["processes"] for row in resumed] == ([] if more else ["1", "2"])
     compared = [row for row in rows if row["loss_distance"]]
     assert len(compared) == len(resumed) + 1
     assert all(float(row["loss_distance"]) <= 1e-4 for row in compared)
