@@ -51,7 +51,7 @@ def draw_bars(
             name = row["implementation"]
             color, text = (looks or {}).get(name) or (look(name)["color"], WITHOUT_BIAS.get(name, look(name)["label"]))
             bars = axes.barh(height, length, _HEIGHT, color=color, label="_" if text in labelled else text)
-            axes.bar_label(bars, [label(row)], padding=3, fontsize=6)
+            axes.bar_label(bars, [label(row)], padding=3, fontsize=7)
             labelled.add(text)
         ticks.append((heights[0] + heights[-1]) / 2)
         top += len(members) + 1

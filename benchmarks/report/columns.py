@@ -18,21 +18,19 @@ class Column:
         name: In the CSV file.
         title: In the head of the table.
         form: Format of a number.
-        factor: By which the number is multiplied before.
     """
 
     name: str
     title: str
     form: str = ""
-    factor: float = 1.0
 
 
 _MEASURED = {
     column.name: column
     for column in (
-        Column("p50_ms", "ms", ".4g"),
-        Column("p20_ms", "20th percentile", ".4g"),
-        Column("p80_ms", "80th", ".4g"),
+        Column("p50_ms", "p50, ms", ".4g"),
+        Column("p20_ms", "p20, ms", ".4g"),
+        Column("p80_ms", "p80, ms", ".4g"),
         Column("host_ms", "host, ms", ".3g"),
         Column("ratio", "x yardstick", ".2f"),
         Column("tflops", "TFLOP/s", ".0f"),
@@ -61,7 +59,6 @@ _MEASURED = {
         Column("score", "score", ".2f"),
         Column("spread", "spread", ".2f"),
         Column("seconds", "seconds", ",.1f"),
-        Column("tokens", "tokens", ",.0f"),
         Column("tokens_seen", "tokens seen", ",.0f"),
         Column("loss", "loss", ".4f"),
         Column("last_loss", "loss at the end", ".4f"),
@@ -94,10 +91,10 @@ def split(rows: Sequence[Cells]) -> tuple[list[tuple[str, str]], list[Column]]:
     for name in names:
         if name in _MEASURED or name in _LAST or name in ("implementation", "phase"):
             continue
-        values = {str(row[name]) for row in rows}
+        held = [row for row in rows if name in row]
         column = Column(name, name.replace("_", " "))
-        if len(values) == 1:
-            common.append((column.title, text(column, rows[0])))
+        if len({str(row[name]) for row in held}) == 1 and all(name in row for row in rows if row["status"] == OK):
+            common.append((column.title, text(column, held[0])))
         else:
             workload.append(column)
     who = [Column(name, name) for name in ("implementation", "phase") if name in names]
@@ -113,8 +110,10 @@ def text(column: Column, row: Cells) -> str:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, int | float) and column.form.endswith(".0f") and abs(value) < 100:
+        return f"{value:.3g}"
     if isinstance(value, int | float) and column.form:
-        return f"{value * column.factor:{column.form}}"
+        return f"{value:{column.form}}"
     return f"{value:,}" if isinstance(value, int) and abs(value) >= 10_000 else str(value)
 
 

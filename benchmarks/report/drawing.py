@@ -41,7 +41,7 @@ def inline_svg(figure: Figure, name: str, title: str) -> str:
     """
     file = io.StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        figure.savefig(file, format="svg", facecolor="none", metadata={"Date": None})
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     svg = re.sub(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<!--.*?-->|<metadata>.*?</metadata>", "", file.getvalue(), flags=re.S)
     svg = re.sub(r"<style.*?</style>", "", svg, flags=re.S)
     svg = re.sub(r"\sxmlns(:xlink)?=\"[^\"]*\"|\sversion=\"1.1\"", "", svg).replace("xlink:href", "href")

@@ -38,22 +38,34 @@ def origin(run: Run) -> str:
     return element("p", element("span", escape(where)), element("code", escape(run.command())), css="origin")
 
 
-def claim_item(claim: Claim, date: str) -> str:
-    """Return a figure beside the one to reach, as an item of a list."""
-    verdict = "not measured" if claim.measured is None else "met" if claim.met else "missed"
-    mark = element("b", verdict, css=verdict.replace(" ", "-"))
-    if claim.measured is None:
-        return element("li", mark, " ", escape(claim.text))
-    sign = "at most" if claim.at_most else "at least"
-    goal = f"goal: {sign} {claim.target:g}{claim.unit}"
-    figures = f"{claim.measured:.4g}{claim.unit}"
+def goals(claims: Sequence[tuple[Claim, Run]]) -> str:
+    """Return figures beside the ones to reach as a table in a box of its own."""
+    titles = ("", "goal", "measured", "to reach", "date", "device")
+    numbers = ("measured", "to reach")
+    head = element("tr", *(element("th", title, css="number" if title in numbers else "") for title in titles))
+    lines = [_goal(claim, run) for claim, run in claims]
+    whole = element("table", element("thead", head), element("tbody", *lines))
+    return element("div", whole, css="scroll goals", tabindex="0", role="region")
+
+
+def verdict(claim: Claim) -> str:
+    """Return "met", "missed" or "not measured"."""
+    return "not measured" if claim.measured is None else "met" if claim.met else "missed"
+
+
+def _goal(claim: Claim, run: Run) -> str:
+    measured = "" if claim.measured is None else f"{claim.measured:.4g}{claim.unit}"
+    goal = f"{'at most' if claim.at_most else 'at least'} {claim.target:g}{claim.unit}"
+    device = str(run.rows[0]["gpu"]) if run.on_gpu else "CPU"
+    where = ("", "") if claim.measured is None else (run.date[:10], device)
+    word = verdict(claim)
     return element(
-        "li",
-        mark,
-        " ",
-        escape(f"{claim.text}: "),
-        element("strong", escape(figures)),
-        escape(f" ({goal}; {date[:10]})"),
+        "tr",
+        element("td", element("b", word, css=word.replace(" ", "-"))),
+        element("td", escape(claim.text)),
+        element("td", escape(measured), css="number"),
+        element("td", escape(goal), css="number"),
+        *(element("td", escape(words)) for words in where),
     )
 
 
@@ -72,7 +84,8 @@ def table(rows: Sequence[Cells]) -> str:
 
 
 def _cell(name: str, inside: str, column: Column, numbers: set[str]) -> str:
-    return element(name, inside, css="number" if column.name in numbers else "")
+    css = "number" if column.name in numbers else "long" if column.name in ("error", "other_scores") else ""
+    return element(name, inside, css=css)
 
 
 def _kind(row: Cells) -> str:

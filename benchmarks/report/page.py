@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.report.drawing import variables
-from benchmarks.report.markup import claim_item, element, escape, origin, table
+from benchmarks.report.markup import element, escape, goals, origin, table, verdict
 from benchmarks.report.rows import Run, newest, usual_command
 from benchmarks.report.sections import TITLES, Drawing, Section, missing_cases, read_sections
 from benchmarks.session import FAILED
@@ -110,10 +111,13 @@ def _missing(sections: Sequence[Section]) -> list[str]:
 
 
 def _section(section: Section) -> str:
-    goals = [claim_item(claim, date) for claim, date in section.claims]
     parts = [element("h2", escape(section.title)), element("p", escape(_sentence(section.summary)), css="summary")]
-    if goals:
-        parts += [element("h3", "Goals"), element("ul", *goals, css="goals")]
+    if section.claims:
+        words = Counter(verdict(claim) for claim, _ in section.claims)
+        parts += [
+            element("h3", f"Goals: {', '.join(f'{n} {word}' for word, n in words.items())}"),
+            goals(section.claims),
+        ]
     parts += map(_figure, section.drawings)
     for run in newest(section.runs):
         parts += [element("h3", escape(f"Table: {run.table or section.case}")), *_run(run)]

@@ -93,11 +93,11 @@ def newest(runs: Sequence[Run]) -> list[Run]:
     return list(first.values())
 
 
-def by_command(runs: Iterable[Run]) -> list[list[Cells]]:
-    """Return the rows of each command, whatever their tables, the newest command first."""
-    dates: dict[str, list[Cells]] = {}
+def by_command(runs: Iterable[Run]) -> list[Run]:
+    """Return the rows of each command as one run without a table, the newest command first."""
+    dates: dict[str, Run] = {}
     for run in runs:
-        dates.setdefault(run.date, []).extend(run.rows)
+        dates.setdefault(run.date, Run(run.case, "", [])).rows.extend(run.rows)
     return [dates[date] for date in sorted(dates, reverse=True)]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from benchmarks.figures import FIGURES
 from benchmarks.registry import case_names, load_case
@@ -72,14 +71,14 @@ class Section:
         case: Its name.
         summary: Its own line.
         runs: All of it, the newest of each table first.
-        claims: Goals with the date of the run that speaks of them.
+        claims: Goals, each with the rows that speak of it.
         drawings: Figures.
     """
 
     case: str
     summary: str
     runs: list[Run]
-    claims: list[tuple[Claim, str]] = field(default_factory=list)
+    claims: list[tuple[Claim, Run]] = field(default_factory=list)
     drawings: list[Drawing] = field(default_factory=list)
 
     @property
@@ -115,19 +114,19 @@ def _place(case: str) -> int:
     return list(TITLES).index(case) if case in TITLES else len(TITLES)
 
 
-def _claims(case: str, runs: Sequence[Run]) -> list[tuple[Claim, str]]:
-    """Return each goal once, as the newest run that measured it has it; those that none measured last."""
+def _claims(case: str, runs: Sequence[Run]) -> list[tuple[Claim, Run]]:
+    """Return each goal once, as the newest run that measured it has it: those missed, those met, those not measured."""
     claims = getattr(load_case(case), "claims", None)
     if claims is None:
         return []
-    found: dict[str, tuple[Claim, str]] = {}
-    for rows in by_command(runs):
-        claim: Any
-        for claim in claims(rows):
+    found: dict[str, tuple[Claim, Run]] = {}
+    for command in by_command(runs):
+        claim: Claim
+        for claim in claims(command.rows):
             held = found.get(claim.text)
             if held is None or (held[0].measured is None and claim.measured is not None):
-                found[claim.text] = (claim, str(rows[0]["date"]))
-    return sorted(found.values(), key=lambda item: item[0].measured is None)
+                found[claim.text] = (claim, command)
+    return sorted(found.values(), key=lambda item: (item[0].measured is None, item[0].met))
 
 
 def _drawings(path: Path, runs: Sequence[Run]) -> list[Drawing]:
