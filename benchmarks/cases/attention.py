@@ -79,4 +79,4 @@ def claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
     """Return every figure to reach for which the rows of one run have a measurement."""
     from benchmarks.attention import report
 
-    return report.claims(list(map(dict, rows)))
+    return report.claims(rows)

@@ -124,10 +124,10 @@ def claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
     from benchmarks.tables import Claim
 
     ours, theirs = _curves(rows)
-    if not ours or not theirs:
-        return []
     by_step = {row["step"]: row for row in theirs}
-    mine = max((row for row in ours if row["step"] in by_step), key=lambda row: row["step"])
+    mine = max((row for row in ours if row["step"] in by_step), key=lambda row: row["step"], default=None)
+    if mine is None:
+        return []
     difference = abs(mine["eval_loss"] / by_step[mine["step"]]["eval_loss"] - 1)
     return [Claim(f"validation loss at the same {mine['tokens']:,} tokens, difference", difference, 0.01, True, "")]
 

@@ -54,8 +54,8 @@ def verdict(claim: Claim) -> str:
 
 
 def _goal(claim: Claim, run: Run) -> str:
-    measured = "" if claim.measured is None else f"{claim.measured:.4g}{claim.unit}"
-    goal = f"{'at most' if claim.at_most else 'at least'} {claim.target:g}{claim.unit}"
+    measured = "" if claim.measured is None else f"{_figure(claim.measured)}{claim.unit}"
+    goal = f"{'at most' if claim.at_most else 'at least'} {_figure(claim.target)}{claim.unit}"
     device = str(run.rows[0]["gpu"]) if run.on_gpu else "CPU"
     where = ("", "") if claim.measured is None else (run.date[:10], device)
     word = verdict(claim)
@@ -81,6 +81,10 @@ def table(rows: Sequence[Cells]) -> str:
     whole = element("table", element("thead", head), element("tbody", *body))
     box = element("div", whole, css="scroll", tabindex="0", role="region")
     return (element("p", escape(f"All rows: {said}"), css="common") if said else "") + box
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _cell(name: str, inside: str, column: Column, numbers: set[str]) -> str:
