@@ -42,7 +42,7 @@ def run(arguments: Namespace, session: Session) -> None:
     from benchmarks.precision.runs import prepare_text
     from benchmarks.scaling import report
     from benchmarks.scaling.plan import Scale
-    from benchmarks.scaling.stage import Stage, clear, tolerance
+    from benchmarks.scaling.stage import Stage, Tolerance, clear
     from benchmarks.tables import problems
     from fat5.data.pretokenize import TRAIN
 
@@ -70,7 +70,7 @@ def run(arguments: Namespace, session: Session) -> None:
                 arguments.strategies,
                 resume=scale.saves,
                 seconds=60 * arguments.minutes,
-                tolerance=tolerance(),
+                tolerance=Tolerance.of_device(),
                 extra=arguments.set,
             )
             for subject in stage.subjects():

@@ -117,7 +117,7 @@ def draw_heads(rows: Rows) -> Figure | None:
 
 def draw_tasks(rows: Rows) -> Figure | None:
     """Draw the score of each task: pretrained, random twin, and the best simple method."""
-    scored = latest([row for row in rows if row["table"] == "tasks" and row["status"] == "ok" and row["score"]])
+    scored = latest([row for row in rows if row["table"] == "tasks" and row["status"] == "ok" and row.get("score")])
     best: dict[str, Row] = {}
     for row in scored:
         if row["implementation"] not in _TASKS:

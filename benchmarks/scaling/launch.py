@@ -18,7 +18,7 @@ from fat5.training.profiling import TRACE_NAME, read_kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 _WORKER = "benchmarks.scaling.worker"
-_SHOWN = 1500  # characters of what a run that failed said last
+_SHOWN, _KEPT = 3000, 200  # characters of what a run that failed said last: on the screen, and in its row
 
 
 class RunError(Exception):
@@ -72,7 +72,8 @@ def launch(config: PretrainConfig, folder: Path, *, processes: int, torchrun: bo
     if code != 0:
         reason = f"was ended after {seconds:.0f} s" if code is None else f"ended with code {code}"
         said = log.read_text(encoding="utf-8", errors="replace").split("torch.distributed.elastic")[0]
-        raise RunError(f"the run in {folder.name} {reason}: ...{said[-_SHOWN:]}")
+        print(said[-_SHOWN:], file=sys.stderr, flush=True)
+        raise RunError(f"the run in {folder.name} {reason}: ...{said.strip()[-_KEPT:]}")
     reports = [json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(processes)]
     peaks = [report["peak_gib"] for report in reports if report["peak_gib"] is not None]
     trace = Path(config.training.output_dir) / TRACE_NAME

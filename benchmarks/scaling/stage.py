@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +17,25 @@ from benchmarks.subject import GateError, Prepared, Subject
 ONE, ACCUMULATED = "one", "one, accumulating"
 
 
+@dataclass(frozen=True)
+class Tolerance:
+    """How far a loss may be from the one that it should equal, as a share of it.
+
+    Attributes:
+        first: At the first step, from the same weights and batches: only the order of sums differs.
+        later: Behind it, where training has carried the rounding of each step on.
+    """
+
+    first: float
+    later: float
+
+    @staticmethod
+    def of_device() -> Tolerance:
+        """Return that of the type that a run on this machine has: bf16, or float32."""
+        bf16 = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 8
+        return Tolerance(1e-3, 0.02) if bf16 else Tolerance(1e-5, 1e-4)
+
+
 class Stage:
     """Makes the subjects of one model.
 
@@ -25,7 +44,7 @@ class Stage:
         strategies: Names in STRATEGIES.
         resume: Whether runs go on from the checkpoint of several processes.
         seconds: Longest time of a run.
-        tolerance: How far a loss may be from that of one process, as a share of it.
+        tolerance: How far losses may be from those of one process.
         extra: More settings of every run, `section.key=value`.
     """
 
@@ -36,7 +55,7 @@ class Stage:
         *,
         resume: bool,
         seconds: float,
-        tolerance: float,
+        tolerance: Tolerance,
         extra: Sequence[str] = (),
     ) -> None:
         self._scale, self._strategies, self._resume = scale, strategies, resume
@@ -78,14 +97,13 @@ class Stage:
         def prepare() -> Prepared:
             outcome = self._train(run)
 
-            def check() -> float:
-                return self._share_of_tolerance(self._distance(outcome, (strategy, SAME), after=self._scale.steps // 2))
+            def distances() -> list[float]:
+                return self._distances(outcome, (strategy, SAME), after=self._scale.steps // 2)
 
             def figures() -> Mapping[str, Any]:
-                distance = self._distance(outcome, (strategy, SAME), after=self._scale.steps // 2)
-                return {"loss": _last_loss(outcome), "loss_distance": distance}
+                return {"loss": _last_loss(outcome), "loss_distance": max(distances())}
 
-            return Prepared(check, figures=figures)
+            return Prepared(lambda: _within(distances(), self._tolerance.later), figures=figures)
 
         return Subject(strategy, self._columns("resumed", run), prepare, unavailable)
 
@@ -117,26 +135,19 @@ class Stage:
         if not losses or not losses[-1] < losses[0]:
             raise GateError(f"nothing was learned: the losses are {[round(loss, 3) for loss in losses]}")
         if run.batch == SAME and run.strategy is not None:
-            return self._share_of_tolerance(self._distance(outcome, (ACCUMULATED, SAME)))
+            first, *later = self._distances(outcome, (ACCUMULATED, SAME))
+            return max(_within([first], self._tolerance.first), _within(later, self._tolerance.later))
         return 0.0
 
-    def _share_of_tolerance(self, distance: float) -> float:
-        if not distance <= self._tolerance:
-            raise GateError(
-                f"losses are up to {distance:.2%} from those they should equal, {self._tolerance:.2%} allowed"
-            )
-        return distance / self._tolerance
-
-    def _distance(self, outcome: Outcome, other: tuple[str, str], after: int = 0) -> float:
-        """Return the largest distance of a logged loss from the other run's at the same step, as a share of it."""
+    def _distances(self, outcome: Outcome, other: tuple[str, str], after: int = 0) -> list[float]:
+        """Return how far each logged loss is from the other run's at the same step, as a share of it."""
         if other not in self._outcomes:
             raise GateError(f"the run {other[0]!r} to compare with has failed")
         expected, got = self._outcomes[other].losses, outcome.losses
         steps = [step for step in expected if step > after]
         if not steps or not set(steps) <= got.keys():
             raise GateError(f"losses of steps {sorted(got)} were logged, expected {steps}")
-        distances = [abs(got[step] / expected[step] - 1) for step in steps]
-        return math.inf if any(map(math.isnan, distances)) else max(distances)
+        return [abs(got[step] / expected[step] - 1) for step in steps]
 
     def _figures(self, run: Run, outcome: Outcome) -> Mapping[str, Any]:
         one = self._outcomes.get((ONE, TIMES))
@@ -144,6 +155,7 @@ class Stage:
         share = None if one is None else rate / run.processes / _tokens_per_second(one, self._scale.steps)
         alone, busy = outcome.communication or (None, None)
         compared = run.batch == SAME and run.strategy is not None
+        distances = self._distances(outcome, (ACCUMULATED, SAME)) if compared else None
         return {
             "tokens_per_s": rate,
             "tokens_per_s_per_process": rate / run.processes,
@@ -153,7 +165,8 @@ class Stage:
             "share_communication": busy,
             "first_step_s": next((e["warm_up_seconds"] for e in outcome.log_history if "warm_up_seconds" in e), None),
             "loss": _last_loss(outcome),
-            "loss_distance": self._distance(outcome, (ACCUMULATED, SAME)) if compared else None,
+            "first_loss_distance": None if distances is None else distances[0],
+            "loss_distance": None if distances is None else max(distances),
         }
 
 
@@ -162,13 +175,16 @@ def clear(scale: Scale) -> None:
     shutil.rmtree(scale.work, ignore_errors=True)
 
 
-def tolerance() -> float:
-    """Return how far losses may be from each other: 1 % in bf16, 0.01 % in float32.
+def _within(distances: Sequence[float], tolerance: float) -> float:
+    """Return the share of the tolerance that the largest distance takes.
 
-    Sums over processes have another order than sums over batches, and training carries each rounding on.
+    Raises:
+        GateError: A distance is larger, or no number.
     """
-    bf16 = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 8
-    return 0.01 if bf16 else 1e-4
+    far = [distance for distance in distances if not distance <= tolerance]
+    if far:
+        raise GateError(f"losses are up to {max(far):.3%} from those they should equal, {tolerance:.3%} allowed")
+    return max(distances) / tolerance
 
 
 def _tokens_per_second(outcome: Outcome, steps: int) -> float:

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.command_line import RESULTS, main
 from benchmarks.figures import FIGURES
+from benchmarks.loss.stage import PHASE
 from benchmarks.registry import case_names
 from benchmarks.report.rows import typed, usual_command
 from benchmarks.results import append_rows, read_rows
@@ -164,6 +165,23 @@ def test_a_goal_is_judged_by_the_newest_run_that_measured_it(tmp_path):
         ["met", "real tokens/s on one core, millions", "9", "at least 8", "2026-01-02", "a GPU"],
         ["not measured", "share of all slots filled", "", "at least 0.97", "", ""],
     ]
+
+
+@pytest.mark.parametrize(
+    ("case", "columns", "goal"),
+    [
+        ("cross_entropy", {"rows": 16384, "vocab": 32768}, "at most 0.65 ms"),
+        ("linear_cross_entropy", {"rows": 16384, "width": 512, "vocab": 32768, "peak_mib": 300.0}, "at most 3.1 ms"),
+        ("rms_norm", {"operation": "rms_norm", "rows": 32768, "width": 512, "phase": "forward"}, "at most 0.023 ms"),
+        ("optimizer", {"tensors": "130M", "phase": "clip + step", "implementation": "fat5-fused"}, "at most 0.85 ms"),
+    ],
+)
+def test_goals_of_times_are_found_in_rows_of_a_file(tmp_path, case, columns, goal):
+    base = {**ENVIRONMENT, "case": case, "date": DATE, "table": "times", "dtype": "bf16", "ignored": 0.0}
+    base |= {"phase": PHASE, "implementation": "fat5-triton", "p50_ms": 0.01}
+    append_rows(tmp_path / f"{case}.csv", [{**base, **columns}])
+    shown = goals(section(written(tmp_path), case))
+    assert ["met", "0.01 ms", goal] in [[line[0], *line[2:4]] for line in shown]
 
 
 def test_a_folder_without_rows_is_an_error(tmp_path, capsys):

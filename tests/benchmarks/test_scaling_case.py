@@ -52,6 +52,16 @@ def test_several_processes_share_one_batch_or_take_one_each(scale):
     assert resumed.settings(scale).training.resume == f"{same.training.output_dir}/checkpoint-4"
 
 
+@pytest.mark.parametrize("model", ["small", "base"])
+def test_the_shipped_configurations_can_be_scaled(tmp_path, model):
+    large = Scale(model, 8, 80, tmp_path / "tokens", tmp_path / "work", compiled=True, saves=False)
+    config = Run("ddp", 8, SAME, strategy="ddp").settings(large, ["training.num_workers=1"])
+    assert config.training.compile
+    assert (config.denoising.encoder_budget, config.training.log_every, config.training.save_every) == (4096, 20, 80)
+    assert config.training.num_workers == 1
+    assert config.data.validation is None
+
+
 def outcome(rate: float, losses: tuple[float, ...] = (6.0, 5.0, 4.5, 4.25, 4.0)) -> Outcome:
     entries = [{"step": step, "loss": loss} for step, loss in zip((1, 2, 4, 6, 8), losses, strict=True)]
     for entry, factor in zip(entries[1:], (9.0, 1.1, 1.0, 0.5), strict=True):  # the first window is not timed
@@ -98,8 +108,17 @@ def test_other_losses_than_those_of_one_process_fail(monkeypatch, tmp_path, caps
     code, rows = run_case(monkeypatch, tmp_path, [outcome(1.0), outcome(1.0), far, outcome(1.0), late, outcome(1.0)])
     assert code == 1
     assert [row["status"] for row in rows] == ["ok", "ok", "FAILED", "ok", "FAILED", "FAILED"]
-    assert "losses are up to 0.25% from those they should equal, 0.01% allowed" in rows[2]["error"]
+    assert "losses are up to 0.250% from those they should equal, 0.010% allowed" in rows[2]["error"]
     assert "FAILED" in capsys.readouterr().out
+
+
+def test_first_losses_are_compared_more_strictly_and_no_number_fails(monkeypatch, tmp_path):
+    order = [outcome(1.0), outcome(1.0), outcome(1.0, (6.0003, 5.0, 4.5, 4.25, 4.0)), outcome(1.0)]
+    _, rows = run_case(monkeypatch, tmp_path / "early", order, "--no-resume")
+    assert "losses are up to 0.005% from those they should equal, 0.001% allowed" in rows[2]["error"]
+    order[2] = outcome(1.0, (6.0, float("nan"), 5.0, 4.5, 4.0))
+    _, rows = run_case(monkeypatch, tmp_path / "nan", order, "--no-resume")
+    assert [row["status"] for row in rows] == ["ok", "ok", "FAILED", "ok"]
 
 
 def test_a_run_that_fails_says_what_it_said_and_the_others_go_on(monkeypatch, tmp_path):
