@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import shlex
 import sys
 from argparse import ArgumentParser, Namespace
@@ -16,6 +17,8 @@ from benchmarks.registry import UsageError, case_names, load_case
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 FIGURES = ROOT / "docs" / "figures"
+
+_WAYS = ("FAT5_AUTOTUNE", "FAT5_HOPPER")
 
 _SUMMARIES = {
     "plot": "redraw every figure of the docs from benchmarks/results",
@@ -97,18 +100,20 @@ def _run_cases(names: Sequence[str], argv: Sequence[str]) -> int:
 def reproducing_command(name: str, argv: Sequence[str]) -> str:
     """Return the command that measures a case again with these options, without where its rows went.
 
-    Files and folders bear their last name alone: where they lie is a matter of the machine.
+    The variables that change the package's ways stand before it. Files and folders bear their last name alone: where
+    they lie is a matter of the machine.
     """
     words = iter(argv)
     kept = []
     for word in words:
-        option, _, value = word.partition("=")
+        option, equals, value = word.partition("=")
         if option in ("--json", "--results"):
-            if not value:
+            if not equals:
                 next(words, None)
         elif option != "--no-save":
-            kept.append(Path(word).name if word.startswith("/") else word)
-    return shlex.join(["python", "-m", "benchmarks", name, *kept])
+            kept.append("".join(Path(part).name if part.startswith("/") else part for part in (option, equals, value)))
+    ways = [f"{key}={value}" for key, value in sorted(os.environ.items()) if key in _WAYS]
+    return " ".join([*ways, shlex.join(["python", "-m", "benchmarks", name, *kept])])
 
 
 def _add_common_arguments(parser: ArgumentParser) -> None:

@@ -121,14 +121,19 @@ class Stage:
         }
 
     def _train(self, run: Run) -> Outcome:
+        folder = self._scale.work / run.folder
         # One process of its own stands for `fat5 pretrain` alone: under torchrun it would be wrapped as one of several.
-        return launch(
+        outcome = launch(
             run.settings(self._scale, self._extra),
-            self._scale.work / run.folder,
+            folder,
             processes=run.processes,
             torchrun=run.strategy is not None,
             seconds=self._seconds,
         )
+        if run.strategy is None or run.batch != SAME or run.resume is not None:
+            # Nothing goes on from its checkpoints, which are gigabytes.
+            shutil.rmtree(folder, ignore_errors=True)
+        return outcome
 
     def _check(self, run: Run, outcome: Outcome) -> float:
         losses = list(outcome.losses.values())
