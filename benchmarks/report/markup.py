@@ -18,6 +18,11 @@ def escape(words: str) -> str:
     return html.escape(words, quote=True)
 
 
+def box(inside: str, label: str, css: str) -> str:
+    """Return a box that scrolls by itself, also from the keyboard."""
+    return element("div", inside, css=css, tabindex="0", role="region", **{"aria-label": label})
+
+
 def element(name: str, *children: str, css: str = "", **attributes: str) -> str:
     """Return an element; children are HTML, attributes are text."""
     named = {"class": css, **attributes} if css else attributes
@@ -45,7 +50,7 @@ def goals(claims: Sequence[tuple[Claim, Run]]) -> str:
     head = element("tr", *(element("th", title, css="number" if title in numbers else "") for title in titles))
     lines = [_goal(claim, run) for claim, run in claims]
     whole = element("table", element("thead", head), element("tbody", *lines))
-    return element("div", whole, css="scroll goals", tabindex="0", role="region")
+    return box(whole, "goals", "scroll goals")
 
 
 def verdict(claim: Claim) -> str:
@@ -69,7 +74,7 @@ def _goal(claim: Claim, run: Run) -> str:
     )
 
 
-def table(rows: Sequence[Cells]) -> str:
+def table(rows: Sequence[Cells], label: str) -> str:
     """Return rows as a table in a box of its own, and before it what is the same in all of them."""
     common, columns = split(rows)
     said = ", ".join(f"{title} {words}" for title, words in common if words)
@@ -79,8 +84,7 @@ def table(rows: Sequence[Cells]) -> str:
         element("tr", *(_cell("td", escape(text(c, row)), c, numbers) for c in columns), css=_kind(row)) for row in rows
     ]
     whole = element("table", element("thead", head), element("tbody", *body))
-    box = element("div", whole, css="scroll", tabindex="0", role="region")
-    return (element("p", escape(f"All rows: {said}"), css="common") if said else "") + box
+    return (element("p", escape(f"All rows: {said}"), css="common") if said else "") + box(whole, label, "scroll")
 
 
 def _figure(value: float) -> str:

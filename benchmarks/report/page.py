@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.report.drawing import variables
-from benchmarks.report.markup import element, escape, goals, origin, table, verdict
+from benchmarks.report.markup import box, element, escape, goals, origin, table, verdict
 from benchmarks.report.rows import Run, newest, usual_command
 from benchmarks.report.sections import TITLES, Drawing, Section, missing_cases, read_sections
 from benchmarks.session import FAILED
@@ -129,12 +129,11 @@ def _section(section: Section) -> str:
 def _figure(drawing: Drawing) -> str:
     # Tables of one command have one origin.
     origins = dict.fromkeys(map(origin, drawing.runs))
-    box = element("div", drawing.svg, css="drawing", tabindex="0", role="region")
-    return element("figure", box, element("figcaption", *origins))
+    return element("figure", box(drawing.svg, "figure", "drawing"), element("figcaption", *origins))
 
 
 def _run(run: Run) -> list[str]:
-    return [table(run.rows), origin(run)]
+    return [table(run.rows, f"{run.case} {run.table}, {run.date}"), origin(run)]
 
 
 def _earlier(run: Run) -> str:
