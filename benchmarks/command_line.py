@@ -1,9 +1,11 @@
-"""The command line: `python -m benchmarks CASE [CASE ...] [options]`, and the commands `plot` and `record`."""
+"""The command line: `python -m benchmarks CASE [CASE ...] [options]`, and the commands `plot`, `report`, `record`."""
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
+import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -16,8 +18,11 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 FIGURES = ROOT / "docs" / "figures"
 
+_WAYS = ("FAT5_AUTOTUNE", "FAT5_HOPPER")
+
 _SUMMARIES = {
     "plot": "redraw every figure of the docs from benchmarks/results",
+    "report": "write one HTML page with all figures and tables of benchmarks/results",
     "record": "append the rows of --json files, written on another machine, to benchmarks/results",
 }
 
@@ -34,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     if names[0] == "plot":
         return _plot(argv[1:])
+    if names[0] == "report":
+        return _report(argv[1:])
     if names[0] == "record":
         return _record(argv[1:])
     return _run_cases(names, argv[len(names) :])
@@ -79,6 +86,7 @@ def _run_cases(names: Sequence[str], argv: Sequence[str]) -> int:
             results=None if arguments.no_save else arguments.results,
             json_file=arguments.json,
             earlier_rows=rows,
+            command=reproducing_command(name, argv),
         )
         try:
             case.run(own, session)
@@ -87,6 +95,25 @@ def _run_cases(names: Sequence[str], argv: Sequence[str]) -> int:
         rows = session.rows
         failures += session.failures
     return 1 if failures else 0
+
+
+def reproducing_command(name: str, argv: Sequence[str]) -> str:
+    """Return the command that measures a case again with these options, without where its rows went.
+
+    The variables that change the package's ways stand before it. Files and folders bear their last name alone: where
+    they lie is a matter of the machine.
+    """
+    words = iter(argv)
+    kept = []
+    for word in words:
+        option, equals, value = word.partition("=")
+        if option in ("--json", "--results"):
+            if not equals:
+                next(words, None)
+        elif option != "--no-save":
+            kept.append("".join(Path(part).name if part.startswith("/") else part for part in (option, equals, value)))
+    ways = [f"{key}={value}" for key, value in sorted(os.environ.items()) if key in _WAYS]
+    return " ".join([*ways, shlex.join(["python", "-m", "benchmarks", name, *kept])])
 
 
 def _add_common_arguments(parser: ArgumentParser) -> None:
@@ -106,6 +133,22 @@ def _plot(argv: Sequence[str]) -> int:
 
     for line in draw_all(arguments.results, arguments.figures):
         print(line)
+    return 0
+
+
+def _report(argv: Sequence[str]) -> int:
+    parser = ArgumentParser(prog="python -m benchmarks report", description=_SUMMARIES["report"])
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="where the CSV files are")
+    output = "the page, report.html by default; it needs no other file and no network"
+    parser.add_argument("--output", type=Path, default=Path("report.html"), metavar="FILE", help=output)
+    arguments = parser.parse_args(argv)
+
+    from benchmarks.report.page import write_report
+
+    try:
+        print(write_report(arguments.results, arguments.output))
+    except OSError as error:
+        parser.error(str(error))
     return 0
 
 

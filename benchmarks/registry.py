@@ -30,6 +30,9 @@ class Case(Protocol):
     def run(self, arguments: Namespace, session: Session) -> None:
         """Measure through the session, and print the tables."""
 
+    # A case with figures to reach also has `claims(rows) -> list[Claim]`: those of which the rows of one run speak. A
+    # row from a file lacks the columns that it leaves empty.
+
 
 def case_names() -> list[str]:
     """Return the names of all cases."""

@@ -28,6 +28,7 @@ class Session:
         results: Folder of the CSV files, or None to save nothing.
         json_file: File that gets all rows of this command.
         earlier_rows: Rows of the cases that ran before in this command, for `json_file`.
+        command: What measures the same again; each row says it.
 
     Attributes:
         rows: All rows of this command.
@@ -44,6 +45,7 @@ class Session:
         results: Path | None = None,
         json_file: Path | None = None,
         earlier_rows: Sequence[dict[str, Any]] = (),
+        command: str | None = None,
     ) -> None:
         self.rows = list(earlier_rows)
         self.failures = 0
@@ -54,7 +56,7 @@ class Session:
         self._json = json_file
         self._budget = QUICK if quick else Budget()
         self._date = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-        self._environment = describe_environment()
+        self._origin = describe_environment() | ({} if command is None else {"command": command})
         self._yardsticks: dict[tuple, float] = {}
 
     def measure(self, subject: Subject) -> list[dict[str, Any]]:
@@ -80,7 +82,7 @@ class Session:
     def record(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Complete rows with the run's columns, keep them, save them, and return them."""
         start = {"case": self._case, "date": self._date}
-        complete = [start | dict(row) | self._environment for row in rows]
+        complete = [start | dict(row) | self._origin for row in rows]
         self.rows += complete
         if self._csv is not None:
             append_rows(self._csv, complete)

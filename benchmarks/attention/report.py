@@ -94,9 +94,9 @@ def _by_length(title: str, block: Mapping[str, Mapping[int, str]]) -> str:
     return format_table([title, *map(str, lengths)], lines)
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
     """Return every figure to reach for which these rows have a measurement."""
-    by_table: dict[str, Rows] = {}
+    by_table: dict[str, list[Any]] = {}
     for row in rows:
         by_table.setdefault(row["table"], []).append(row)
     found = [*_shape_claims(by_table.get("must-reach", [])), *_dense_claims(by_table.get("dense", []))]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from benchmarks.session import Session
+    from benchmarks.tables import Claim
 
 SUMMARY = "attention with T5's learned bias and its gradient, beside SDPA, cuDNN, FlashAttention-2 and FlexAttention"
 
@@ -65,9 +67,16 @@ def run(arguments: Namespace, session: Session) -> None:
     rows = [row for part in measured.values() for row in part]
     for name, part in measured.items():
         print(f"\nattention, {name}\n{show[name](part)}")
-    print("\n" + "\n".join(map(str, report.claims(rows))))
+    print("\n" + "\n".join(map(str, claims(rows))))
     for equal, verdict in ((True, "bit-equal"), (False, "NOT bit-equal")):
         names = sorted({row["implementation"] for row in rows if row.get("bit_equal") is equal})
         if names:
             print(f"two runs of forward and backward {verdict}: {', '.join(names)}")
     print(problems(rows, report.describe))
+
+
+def claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
+    """Return every figure to reach for which the rows of one run have a measurement."""
+    from benchmarks.attention import report
+
+    return report.claims(rows)

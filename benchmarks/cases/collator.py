@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def run(arguments: Namespace, session: Session) -> None:
     ]
     header = ["one core", "ms", "M tokens/s", "M documents/s", "fill", "encoder", "decoder"]
     print(f"\ncollator\n{format_table(header, lines)}")
-    speeds = {(row["workers"], row["pin_memory"]): row["tokens_per_s"] for row in loaded if "p50_ms" in row}
+    speeds = _speeds(loaded)
     lines = [
         [
             f"{workers} workers{', pinned' if pinned else ''}",
@@ -73,27 +73,34 @@ def run(arguments: Namespace, session: Session) -> None:
         for (workers, pinned), speed in speeds.items()
     ]
     print(format_table(["loader", "M tokens/s", "x 1 worker"], lines))
-    print("\n" + "\n".join(map(str, _claims(timed, speeds))))
+    print("\n" + "\n".join(map(str, claims([*rows, *loaded]))))
     print(problems([*rows, *loaded], lambda row: f"{row['table']}, {row.get('workers', 0)} workers,"))
 
 
-def _millions(row: dict[str, Any], what: str) -> float | None:
+def _speeds(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[int, bool], float]:
+    loaded = [row for row in rows if row["table"] == "workers" and "p50_ms" in row]
+    return {(row["workers"], row["pin_memory"]): row["tokens_per_s"] for row in loaded}
+
+
+def _millions(row: Mapping[str, Any], what: str) -> float | None:
     return row[f"{what}_per_s"] / 1e6 if f"{what}_per_s" in row else None
 
 
-def _claims(rows: Sequence[dict[str, Any]], speeds: dict[tuple[int, bool], float]) -> list[Claim]:
+def claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
+    """Return the figures to reach beside those of the rows of one run."""
     from benchmarks.tables import Claim
 
-    by_phase = {row["phase"]: row for row in rows}
+    speeds = _speeds(rows)
+    by_phase = {row["phase"]: row for row in rows if row["table"] == "one core" and "p50_ms" in row}
     collate, resume = by_phase.get("collate", {}), by_phase.get("resume", {})
-    claims = [
+    found = [
         Claim("real tokens/s on one core, millions", _millions(collate, "tokens"), TOKENS_A_SECOND / 1e6, unit=""),
         Claim("share of all slots filled", collate.get("fill"), FILL, unit=""),
     ]
     if resume:
-        claims.append(Claim("resuming", resume["p50_ms"] / 1e3, RESUME_S, at_most=True, unit=" s"))
+        found.append(Claim("resuming", resume["p50_ms"] / 1e3, RESUME_S, at_most=True, unit=" s"))
     for pinned in (False, True):
         if {(1, pinned), (4, pinned)} <= speeds.keys():
             text = f"4 workers over 1{', pinned' if pinned else ''}"
-            claims.append(Claim(text, speeds[4, pinned] / speeds[1, pinned], SPEED_UP_OF_4_WORKERS))
-    return claims
+            found.append(Claim(text, speeds[4, pinned] / speeds[1, pinned], SPEED_UP_OF_4_WORKERS))
+    return found

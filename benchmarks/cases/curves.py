@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from benchmarks.session import Session
+    from benchmarks.tables import Claim
 
 SUMMARY = "learning curves beside Transformers' T5, for the same time and for the same tokens"
 
@@ -104,20 +105,11 @@ def describe(row: Mapping[str, Any]) -> str:
 
 def conclusions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what the curves say: at the same tokens, at the same time, and where validation is best."""
-    from benchmarks.tables import Claim
-
-    by_name = {
-        name: [row for row in rows if row["implementation"].startswith(name)] for name in ("fat5", "transformers")
-    }
-    ours, theirs = by_name["fat5"], by_name["transformers"]
+    ours, theirs = _curves(rows)
     if not ours or not theirs:
         return ["one of the two has no curve"]
-    by_step = {row["step"]: row for row in theirs}
-    common = max((row["step"] for row in ours if row["step"] in by_step), default=0)
-    mine = next(row for row in ours if row["step"] == common)
-    difference = abs(mine["eval_loss"] / by_step[common]["eval_loss"] - 1)
     lines = [
-        str(Claim(f"validation loss at the same {mine['tokens']:,} tokens, difference", difference, 0.01, True, "")),
+        *map(str, claims(rows)),
         f"in the same time: {ours[-1]['tokens'] / max(theirs[-1]['tokens'], 1):.2f} times the tokens, validation loss "
         f"{ours[-1]['eval_loss']:.4f} beside {theirs[-1]['eval_loss']:.4f}",
     ]
@@ -125,3 +117,22 @@ def conclusions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         best = min(curve, key=lambda row: row["eval_loss"])
         lines.append(f"{best['implementation']}: validation is best at step {best['step']}, epoch {best['epoch']:.2f}")
     return lines
+
+
+def claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
+    """Return how far the two are apart after the same tokens, if the rows of one run hold both curves."""
+    from benchmarks.tables import Claim
+
+    ours, theirs = _curves(rows)
+    by_step = {row["step"]: row for row in theirs}
+    mine = max((row for row in ours if row["step"] in by_step), key=lambda row: row["step"], default=None)
+    if mine is None:
+        return []
+    difference = abs(mine["eval_loss"] / by_step[mine["step"]]["eval_loss"] - 1)
+    return [Claim(f"validation loss at the same {mine['tokens']:,} tokens, difference", difference, 0.01, True, "")]
+
+
+def _curves(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Return FAT5's points and Transformers'."""
+    fine = [row for row in rows if row.get("eval_loss") is not None]
+    return [[row for row in fine if row["implementation"].startswith(name)] for name in ("fat5", "transformers")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -77,14 +77,19 @@ def run(arguments: Namespace, session: Session) -> None:
     ]
     print(f"\ngeneration, {size}, batch {arguments.batch}, {arguments.new_tokens} new tokens, {arguments.dtype}")
     print(f"{format_table(header, lines)}\nbeyond {_SHORT} tokens without the encoder: its states are given")
-    print("\n" + "\n".join(map(str, _claims(timed))))
+    print("\n" + "\n".join(map(str, claims(timed))))
     print(problems(rows, lambda row: f"length {row['length']}, {row['beams']} beams,"))
 
 
-def _claims(rows: Sequence[dict[str, Any]]) -> list[Claim]:
+def claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
+    """Return the rates to reach beside those of the rows of one run."""
     from benchmarks.tables import Claim
 
-    speed = {(row["implementation"], row["beams"]): row["tokens_per_s"] for row in rows if row["length"] == _SHORT}
+    speed = {
+        (row["implementation"], row["beams"]): row["tokens_per_s"]
+        for row in rows
+        if row["length"] == _SHORT and "p50_ms" in row
+    }
 
     def over(ours: tuple[str, int], theirs: tuple[str, int]) -> float | None:
         return speed[ours] / speed[theirs] if {ours, theirs} <= speed.keys() else None

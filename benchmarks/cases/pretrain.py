@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from benchmarks.session import Session
+    from benchmarks.tables import Claim
 
 SUMMARY = "the whole pretraining step beside Transformers' T5: tokens/s, memory, shares of time"
 
@@ -60,8 +61,15 @@ def run(arguments: Namespace, session: Session) -> None:
             for row in session.measure(stage.subject(IMPLEMENTATIONS[name])):
                 rows.append(row)
                 print(report.line(row), flush=True)
-    print("\n" + "\n".join(map(str, report.claims(rows))))
+    print("\n" + "\n".join(map(str, claims(rows))))
     print(problems(rows, lambda row: str(row["table"])))
+
+
+def claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
+    """Return the figures to reach beside those of the rows of one run."""
+    from benchmarks.pretraining import report
+
+    return report.claims(rows)
 
 
 def _chosen(table: str, named: list[str] | None, known: Mapping[str, Any]) -> list[str]:

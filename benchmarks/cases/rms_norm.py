@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.elementwise import add_common_arguments, measure
 
 if TYPE_CHECKING:
     from benchmarks.session import Session
+    from benchmarks.tables import Claim
 
 SUMMARY = "RMS norm, alone and behind a residual addition, beside F.rms_norm, torch.compile and Liger-Kernel"
 
@@ -42,3 +44,11 @@ def run(arguments: Namespace, session: Session) -> None:
         chosen=arguments.implementations,
         targets=rms_norm.TARGETS,
     )
+
+
+def claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
+    """Return the times to reach for which the rows of one run have a measurement."""
+    from benchmarks.bandwidth import time_claims
+    from benchmarks.elementwise import places, rms_norm
+
+    return time_claims([row for row in rows if "operation" in row], rms_norm.TARGETS, "fat5-triton", places.rms_norm)

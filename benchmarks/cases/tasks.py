@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -132,7 +132,7 @@ def _tasks(arguments: Namespace, session: Session, checkpoint: str) -> None:
         for row in rows
     ]  # fmt: skip
     print(f"\n{format_table(['task', 'model', 'metric', 'score', 'spread', 's', 'peak MiB'], lines)}\n")
-    print("\n".join(map(str, _claims(rows))))
+    print("\n".join(map(str, claims(rows))))
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -141,22 +141,23 @@ def _line(row: dict[str, Any]) -> str:
     return f"{row['task']} {row['implementation']}: {row['metric']} {row['score']:.2f}{seconds}{peak}"
 
 
-def _claims(rows: Sequence[dict[str, Any]]) -> list[Claim]:
+def claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
     """Return the pretrained model's score beside the twin's and the best simple method's, a claim each."""
     from benchmarks.tables import Claim
 
-    claims = []
-    for name in dict.fromkeys(row["task"] for row in rows):
-        scores = {row["implementation"]: row["score"] for row in rows if row["task"] == name and "score" in row}
+    found = []
+    scored = [row for row in rows if row["table"] == "tasks" and "score" in row]
+    for name in dict.fromkeys(row["task"] for row in scored):
+        scores = {row["implementation"]: row["score"] for row in scored if row["task"] == name}
         ours, twin = scores.pop("pretrained", None), scores.pop("random", None)
         if ours is None:
             continue
         if twin is not None:
-            claims.append(Claim(f"{name}: pretrained over its random twin", ours - twin, 0.0, unit=" points"))
+            found.append(Claim(f"{name}: pretrained over its random twin", ours - twin, 0.0, unit=" points"))
         if scores:
             method = max(scores, key=lambda key: scores[key])
-            claims.append(Claim(f"{name}: pretrained over {method}", ours - scores[method], 0.0, unit=" points"))
-    return claims
+            found.append(Claim(f"{name}: pretrained over {method}", ours - scores[method], 0.0, unit=" points"))
+    return found
 
 
 def _report_leaks(search: Future[dict[str, tuple[int, int, str]]], session: Session) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.elementwise import places
-from benchmarks.figures import attention, collator, curves, loss, optimizer, precision
+from benchmarks.figures import attention, collator, curves, decode, loss, models, optimizer, precision
 from benchmarks.figures.bandwidth import draw_shares
 from benchmarks.results import read_rows
 from fat5.files import atomic_file
@@ -30,6 +30,13 @@ FIGURES: dict[str, tuple[str, _Draw]] = {
     "optimizer": ("optimizer", optimizer.draw_step),
     "precision": ("precision", precision.draw_curves),
     "curves": ("curves", curves.draw_curves),
+    "decode": ("decode", decode.draw_steps),
+    "pretrain": ("pretrain", models.draw_step),
+    "pretrain_shares": ("pretrain", models.draw_step_shares),
+    "scaling": ("scaling", models.draw_scaling),
+    "generation": ("generation", models.draw_generation),
+    "heads": ("heads", models.draw_heads),
+    "tasks": ("tasks", models.draw_tasks),
 }
 """By the name of the file: the case it is drawn from, and a function that returns None where rows are missing."""
 

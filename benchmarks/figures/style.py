@@ -26,6 +26,14 @@ _LOOKS = {
     "liger": ("#CC79A7", "X"),
     "eager": ("#009E73", "*"),
     "products": ("#555555", "D"),
+    "fat5": ("#0072B2", "o"),
+    "fat5-torch": ("#56B4E9", "^"),
+    "fat5-fused": ("#0072B2", "o"),
+    "fat5-foreach": ("#56B4E9", "^"),
+    "adamw-fused": ("#E69F00", "P"),
+    "adamw-foreach": ("#999999", "v"),
+    "adafactor": ("#009E73", "*"),
+    "sdpa": ("#E69F00", "P"),
 }
 _OTHERS = (("#009E73", "<"), ("#F0E442", ">"), ("#000000", "h"))
 
@@ -45,6 +53,13 @@ LABELS = {
     "eager": "plain PyTorch",
     "products": "the three matrix products alone",
     "fat5-hopper": "FAT5 hopper, bias table",
+    "fat5": "FAT5",
+    "fat5-fused": "FAT5 AdamWScale, fused",
+    "fat5-foreach": "FAT5 AdamWScale, foreach",
+    "adamw-fused": "PyTorch AdamW, fused",
+    "adamw-foreach": "PyTorch AdamW, foreach",
+    "adafactor": "Transformers' Adafactor",
+    "sdpa": "SDPA",
 }
 
 
@@ -94,7 +109,8 @@ def caption(rows: Sequence[Mapping[str, str]]) -> str:
     gpus, dates = (sorted({row[name] for row in rows}) for name in ("gpu", "date"))
     days = sorted({date[:10] for date in dates})
     torch = ", ".join(sorted({row["torch"] for row in rows}))
-    return f"{', '.join(gpus)}; torch {torch}; {' to '.join(dict.fromkeys((days[0], days[-1])))}"
+    machine = ", ".join("CPU" if gpu == "none" else gpu for gpu in gpus)
+    return f"{machine}; torch {torch}; {' to '.join(dict.fromkeys((days[0], days[-1])))}"
 
 
 def latest(rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:

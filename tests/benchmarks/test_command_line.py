@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import cases
-from benchmarks.command_line import main
+from benchmarks.command_line import main, reproducing_command
 from benchmarks.results import read_json, read_rows
 
 TOY = """
@@ -50,6 +50,15 @@ def test_case_with_its_option(tmp_path):
     assert main(["toy", "--size", "7", "--quick", "--results", str(tmp_path)]) == 0
     (row,) = read_rows(tmp_path / "toy.csv")
     assert (row["size"], row["implementation"], row["status"]) == ("7", "mine", "ok")
+    assert row["command"] == "python -m benchmarks toy --size 7 --quick"
+
+
+def test_the_command_of_a_row_leaves_out_where_rows_go_and_where_files_lie(monkeypatch):
+    argv = ["--json", "/somewhere/rows.json", "--train", "/somewhere/corpus fr", "--no-save", "--results=/elsewhere"]
+    assert reproducing_command("curves", argv) == "python -m benchmarks curves --train 'corpus fr'"
+    monkeypatch.setenv("FAT5_HOPPER", "0")
+    argv = ["--set", "data.tokenizer=/somewhere/t"]
+    assert reproducing_command("curves", argv) == "FAT5_HOPPER=0 python -m benchmarks curves --set data.tokenizer=t"
 
 
 def test_several_cases_run_with_their_defaults_and_share_a_json_file(tmp_path):

@@ -153,11 +153,11 @@ def test_run_of_both_cases_and_their_figures(tmp_path, capsys):
 def test_claims_compare_with_the_figures_to_reach():
     base = {**Workload(16_384, 32_768, 512).columns, "status": "ok", "implementation": "fat5-triton"}
     peak = (390 + linear_cross_entropy.returned_mb(base)) * 1e6 / 2**20
-    verdicts = [str(c) for c in linear_cross_entropy._claims([{**base, "p50_ms": 3.2, "peak_mib": peak}])]
+    verdicts = [str(c) for c in linear_cross_entropy.claims([{**base, "p50_ms": 3.2, "peak_mib": peak}])]
     assert verdicts[0].startswith("MISSED")
     assert verdicts[1].startswith("met")
     assert "390 MB" in verdicts[1]
-    assert linear_cross_entropy._claims([{**base, "rows": 8, "p50_ms": 3.2, "peak_mib": peak}]) == []
+    assert linear_cross_entropy.claims([{**base, "rows": 8, "p50_ms": 3.2, "peak_mib": peak}]) == []
 
 
 def test_tiles_and_chunks_by_option(tmp_path, monkeypatch):

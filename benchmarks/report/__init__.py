@@ -1,0 +1,1 @@
+"""One page with all figures and tables of benchmarks/results."""

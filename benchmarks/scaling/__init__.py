@@ -1,0 +1,1 @@
+"""Pretraining by several processes beside one."""
