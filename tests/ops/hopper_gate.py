@@ -1,8 +1,9 @@
 """Compile the Hopper kernels for sm_90a without a GPU, and check what the assembler made of them.
 
 `python -m tests.ops.hopper_gate` compiles the worst cases, `--all` every configuration. It fails on spills beyond
-its limits, on serialised matrix products (C75xx), on too much shared memory, and on A operands of wgmma
-that something overwrites (`sass.py`). Run it in a process of its own, with Triton's interpreter off.
+its limits, on serialised matrix products (C75xx), on too much shared memory, on A operands of wgmma that something
+overwrites (`sass.py`), and on descriptors that depend on the way to them (`sass_descriptors.py`). Run it in a process
+of its own, with Triton's interpreter off.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ from fat5.ops.attention.hopper.query_gradient import query_kernel
 from fat5.ops.attention.hopper.self_check import all_configurations
 from fat5.ops.attention.tiles import SHARED_MEMORY
 from tests.ops.sass import overwritten_operands
+from tests.ops.sass_descriptors import unsteady_descriptors
 
 BINARIES = Path(triton.backends.__file__).parent / "nvidia" / "bin"
 KERNELS = {"forward_kernel": forward_kernel, "backward_kernel": backward_kernel, "query_kernel": query_kernel}
-MAX_SPILL_BYTES = {  # by kernel and head dimension: as found, with some room (the forward's at 128 with tails: 132)
-    ("forward_kernel", 64): 16,
-    ("forward_kernel", 128): 136,
+MAX_SPILL_BYTES = {  # by kernel and head dimension: as found, with some room (the forward's at 128 with tails: 160)
+    ("forward_kernel", 64): 64,
+    ("forward_kernel", 128): 176,
     ("backward_kernel", 64): 64,
     ("backward_kernel", 128): 240,
     ("query_kernel", 64): 16,
@@ -105,7 +107,7 @@ def check(case: tuple[str, Configuration]) -> tuple[str, list[str]]:
         wrong.append(f"needs {compiled.metadata.shared} bytes of shared memory")
     if "HGMMA" not in listing:
         wrong.append("has no HGMMA")
-    wrong += overwritten_operands(listing)[:4]
+    wrong += overwritten_operands(listing)[:4] + unsteady_descriptors(listing)[:4]
     return f"{title}: {registers} registers, {spilled} B spilled, {compiled.metadata.shared} B shared", wrong
 
 

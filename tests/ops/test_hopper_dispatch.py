@@ -22,6 +22,7 @@ from fat5.ops.attention.hopper.configuration import (
 from fat5.ops.attention.hopper.support import backward_refused, refused
 from fat5.ops.attention.problem import Problem
 from tests.ops.sass import overwritten_operands
+from tests.ops.sass_descriptors import unsteady_descriptors
 
 CPU = torch.device("cpu")
 FORWARD = Configuration("forward", 64, torch.bfloat16, False, True, 91, False, False)
@@ -335,6 +336,25 @@ def test_overwritten_operands_are_found_in_a_listing():
     assert "R10 is written by FADD (5) while an HGMMA reads it" in overwritten_operands(early)[0]
     loaded = LISTING.replace("MOV R11, R22", "LDG.E.64 R10, desc[UR60][R12.64]")
     assert "comes from LDG" in overwritten_operands(loaded)[0]
+
+
+STALE = """
+        /*0010*/                   UMOV UR6, 0x400 ;
+        /*0020*/                   UMOV UR7, 0x40000040 ;
+        /*0030*/               @P4 BRA `(.L_x_1) ;
+        /*0040*/                   UMOV UR6, UR45 ;
+.L_x_1:
+        /*0050*/                   HGMMA.64x128x16.F32.BF16 R24, gdesc[UR4], RZ, !UPT ;
+"""
+
+
+def test_descriptors_that_depend_on_the_way_to_them_are_found_in_a_listing():
+    wrong = unsteady_descriptors(STALE)
+    assert wrong == ["descriptor UR6 of the HGMMA 4 may come from UMOV (0), UMOV (3)"]
+    assert unsteady_descriptors(STALE.replace("@P4 BRA `(.L_x_1)", "NOP")) == []
+    assert unsteady_descriptors(STALE.replace("UMOV UR6, UR45", "UMOV UR9, UR45")) == []
+    in_registers = STALE.replace("R24, gdesc[UR4]", "R24, R8, gdesc[UR6]")  # reads UR8 and UR9 alone
+    assert unsteady_descriptors(in_registers) == []
 
 
 @pytest.mark.skipif(cuda, reason="a GPU compiles the kernels in the other tests")

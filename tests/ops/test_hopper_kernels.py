@@ -21,7 +21,7 @@ KERNELS = ("forward_kernel", "backward_kernel", "query_kernel")
 
 @pytest.fixture(autouse=True)
 def launches(monkeypatch):
-    """List the kernels that are launched; without a GPU run them on the emulator, with three programs."""
+    """List the kernels that are launched, with three programs; without a GPU run them on the emulator."""
     if CUDA and backends.BACKENDS["hopper"]() is not None:
         pytest.skip(backends.BACKENDS["hopper"]())
     launched = []
@@ -38,8 +38,8 @@ def launches(monkeypatch):
 
     for name in KERNELS:
         monkeypatch.setattr(launch, name, recording(name))
+    monkeypatch.setattr(launch, "processors", lambda device: 3)  # so that each program has several tiles
     if not CUDA:
-        monkeypatch.setattr(launch, "processors", lambda device: 3)
         monkeypatch.setattr(dispatch, "_runs_here", lambda problem: problem.q.numel() > 0 and problem.k.numel() > 0)
     monkeypatch.setattr(dispatch, "verdict", lambda configuration, device: None)
     monkeypatch.setitem(backends._reasons, "hopper", None)

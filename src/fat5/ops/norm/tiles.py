@@ -61,8 +61,11 @@ _ROW_OF_A_WARP = 512  # 16 elements a thread
 _REGISTERS = 65_536  # of a multiprocessor
 _ALIGNMENT = 16  # a row of another length is loaded an element at a time, each with an address of its own
 # Widths whose best tile was found by measurement, over the rule below.
-_FORWARD: dict[int, RowTile] = {512: RowTile(4, 4)}
-_BACKWARD: dict[tuple[int, int, int], RowTile] = {}  # by row, bytes of an element, and tensors that are read
+_FORWARD: dict[int, RowTile] = {512: RowTile(2, 2)}
+_BACKWARD: dict[tuple[int, int, int], RowTile] = {
+    (512, 2, 2): RowTile(4, 4, 2, 4),
+    (512, 2, 3): RowTile(4, 4, 2, 4),
+}  # by row, bytes of an element, and tensors that are read
 
 
 def forward_tile(block_d: int) -> RowTile:

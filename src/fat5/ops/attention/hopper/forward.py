@@ -94,9 +94,21 @@ def forward_producer(
 
 
 @gluon.jit
+def await_values(v_full, used, NB: gl.constexpr):
+    """Wait until the values of the keys whose weights were just computed are there.
+
+    AHEAD, this stands between those weights and the wait for the product before them, although the values are needed
+    only after it: the wait is a loop, and so ends a block of code. Without one there, ptxas moves the product's wait
+    ahead of the weights' arithmetic, and the two no longer overlap.
+    """
+    mbarrier.wait(v_full.index(used % NB), (used // NB) & 1)
+
+
+@gluon.jit
 def first_weights(
-    sq_own, sk, q_full, k_full, k_empty, done, used, factor, table, corner, keys, span, left, right, NQ: gl.constexpr,
-    NB: gl.constexpr, R: gl.constexpr, BN: gl.constexpr, BIAS: gl.constexpr, TAILS: gl.constexpr, SL: gl.constexpr,
+    sq_own, sk, q_full, k_full, k_empty, done, used, factor, table, corner, keys, span, left, right,
+    NQ: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, BN: gl.constexpr, BIAS: gl.constexpr, TAILS: gl.constexpr,
+    SL: gl.constexpr,
 ):  # fmt: skip
     """Return the weights of a tile's first keys, its row maxima and sums."""
     peak = gl.full([64], _HIDDEN, gl.float32, layout=gl.SliceLayout(1, SL))
@@ -121,8 +133,8 @@ def forward_consumer(
 ):  # fmt: skip
     """Attend with 64 queries; the product of the next keys' scores runs beside that of this one's weights.
 
-    AHEAD, the next keys may be the first of the program's next tile: then none of its products stands alone. Three
-    consumers have no registers for that.
+    AHEAD, the next keys may be the first of the program's next tile, so that none of its products stands alone, and a
+    product of weights runs beside the next ones' arithmetic. Three consumers have no registers for either.
     """
     o_desc, sq, sk, sv, so, q_full, q_empty, k_full, v_full, k_empty, v_empty, Table, LSE, factor, span, work = shared
     E: gl.constexpr = o_desc.dtype
@@ -133,6 +145,7 @@ def forward_consumer(
     zeros = gl.zeros([64, BN], gl.float32, layout=SL)
     so_own = so.index(c)
     pitch = work[7]
+    zero = gl.minimum(pitch, 0)
     width = 2 * span
     if R >= 0:
         width = 2 * (R + BN + 64)
@@ -172,24 +185,29 @@ def forward_consumer(
                 if AHEAD:
                     if not begun:
                         p, peak, total = first_weights(
-                            sq_own, sk, q_full, k_full, k_empty, done, used, factor, table, corner, keys, span, left,
-                            right, NQ, NB, R, BN, BIAS, TAILS, SL,
+                            sq_own, sk, q_full, k_full, k_empty, done, used, factor, table, corner, keys, span,
+                            left, right, NQ, NB, R, BN, BIAS, TAILS, SL,
                         )  # fmt: skip
+                        await_values(v_full, used, NB)
                 else:
                     p, peak, total = first_weights(
-                        sq_own, sk, q_full, k_full, k_empty, done, used, factor, table, corner, keys, span, left,
-                        right, NQ, NB, R, BN, BIAS, TAILS, SL,
+                        sq_own, sk, q_full, k_full, k_empty, done, used, factor, table, corner, keys, span,
+                        left, right, NQ, NB, R, BN, BIAS, TAILS, SL,
                     )  # fmt: skip
                 acc = gl.zeros([64, D], gl.float32, layout=OL)
+                if AHEAD:
+                    # ptxas 12.8 computes a descriptor that two blocks of code share in one of them, and here the first
+                    # can be jumped over: a zero that it can't see keeps this one apart.
+                    sq_own = sq.index(buffer * NC + c + zero)
                 for i in range(1, n):
                     last = used % NB
-                    last_phase = (used // NB) & 1
                     used += 1
                     stage = used % NB
                     weights = gl.convert_layout(p.to(E), PL)
                     mbarrier.wait(k_full.index(stage), (used // NB) & 1)
                     s = warpgroup_mma(sq_own, sk.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
-                    mbarrier.wait(v_full.index(last), last_phase)
+                    if not AHEAD:
+                        await_values(v_full, used - 1, NB)
                     acc = warpgroup_mma(weights, sv.index(last), acc, is_async=True)
                     s = warpgroup_mma_wait(1, deps=[s])
                     mbarrier.arrive(k_empty.index(stage), count=1)
@@ -197,12 +215,13 @@ def forward_consumer(
                     p, peak, total, decay = softmax_step(
                         s, peak, total, factor, table, n0, corner + n0, keys, span, left, right, R, BN, BIAS, TAILS, SL
                     )
+                    if AHEAD:
+                        await_values(v_full, used, NB)
                     acc = warpgroup_mma_wait(0, deps=[acc])
                     mbarrier.arrive(v_empty.index(last), count=1)
                     acc = acc * gl.convert_layout(decay, gl.SliceLayout(1, OL))[:, None]
                 mbarrier.arrive(q_empty.index(buffer), count=1)
                 last = used % NB
-                last_phase = (used // NB) & 1
                 used += 1
                 lanes = gl.arange(0, 64, layout=gl.SliceLayout(1, SL))
                 seen = total > 0
@@ -212,7 +231,7 @@ def forward_consumer(
                 inverse = gl.convert_layout(gl.where(seen, 1.0 / safe, 0.0), gl.SliceLayout(1, OL))
                 weights = gl.convert_layout(p.to(E), PL)
                 if not AHEAD:
-                    mbarrier.wait(v_full.index(last), last_phase)
+                    await_values(v_full, used - 1, NB)
                     acc = warpgroup_mma(weights, sv.index(last), acc, is_async=True)
                 upcoming = next_tile(turn + 1, work, NC * 64, CAUSAL, RAGGED, False)
                 ends = table_ends(Table, upcoming[1], factor, width, BIAS)
@@ -227,7 +246,6 @@ def forward_consumer(
                         mbarrier.wait(k_full.index(stage), (used // NB) & 1)
                         sq_own = sq.index(buffer * NC + c)
                         s = warpgroup_mma(sq_own, sk.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
-                        mbarrier.wait(v_full.index(last), last_phase)
                         acc = warpgroup_mma(weights, sv.index(last), acc, is_async=True)
                         s = warpgroup_mma_wait(1, deps=[s])
                         mbarrier.arrive(k_empty.index(stage), count=1)
@@ -237,9 +255,9 @@ def forward_consumer(
                             s, peak, total, factor, Table + upcoming[1] * width, 0, -(first + upcoming[9]),
                             upcoming[8], span, left, right, R, BN, BIAS, TAILS, SL,
                         )  # fmt: skip
+                        await_values(v_full, used, NB)
                         acc = warpgroup_mma_wait(0, deps=[acc])
                     else:
-                        mbarrier.wait(v_full.index(last), last_phase)
                         acc = warpgroup_mma(weights, sv.index(last), acc, is_async=True)
                         acc = warpgroup_mma_wait(0, deps=[acc])
                 else:
