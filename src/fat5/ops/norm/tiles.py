@@ -83,7 +83,7 @@ def backward_tile(width: int, itemsize: int = 2, tensors: int = 2) -> RowTile:
         tensors: Rows that are read for one that is written: 2, or 3 with a gradient that reaches the sum on other ways.
     """
     block_d = 1 << (width - 1).bit_length()
-    if (block_d, itemsize, tensors) in _BACKWARD:
+    if width % _ALIGNMENT == 0 and (block_d, itemsize, tensors) in _BACKWARD:
         return _BACKWARD[block_d, itemsize, tensors]
     if block_d <= _ROW_OF_A_WARP:
         rows = 8 * _ROW_OF_A_WARP // block_d
