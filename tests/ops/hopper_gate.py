@@ -38,9 +38,9 @@ from tests.ops.sass_descriptors import unsteady_descriptors
 
 BINARIES = Path(triton.backends.__file__).parent / "nvidia" / "bin"
 KERNELS = {"forward_kernel": forward_kernel, "backward_kernel": backward_kernel, "query_kernel": query_kernel}
-MAX_SPILL_BYTES = {  # by kernel and head dimension: as found, with some room (the forward's at 128 with tails: 160)
+MAX_SPILL_BYTES = {  # by kernel and head dimension: as found, with some room (the forward's at 128 with tails: 188)
     ("forward_kernel", 64): 64,
-    ("forward_kernel", 128): 176,
+    ("forward_kernel", 128): 208,
     ("backward_kernel", 64): 64,
     ("backward_kernel", 128): 240,
     ("query_kernel", 64): 16,

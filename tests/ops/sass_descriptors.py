@@ -2,8 +2,9 @@
 
 ptxas 12.8 has computed the descriptor of a buffer once, for two products, in a block of code that a branch jumps over
 on the way to the second: that one then read another buffer, without a word. Kernels here compute each descriptor where
-it is used, or ahead of its loop, so that exactly one instruction sets each register of it. This follows the flow of
-control and names the descriptors that more than one instruction may have set.
+it is used, or ahead of its loop, so that exactly one instruction sets each register of it, besides those that bring it
+back from where it was kept (R2UR). This follows the flow of control and names the descriptors that more than one other
+instruction may have set.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def unsteady_descriptors(listing: str) -> list[str]:
         # A descriptor has 64 bits, A's stands before B's; where A is in registers, nothing reads the first.
         skipped = 2 if re.search(r"R\d+, R\d+(?:\.reuse)?, gdesc", text) else 0
         for register in range(int(descriptor[1]) + skipped, int(descriptor[1]) + 4):
-            sources = _reaching(lines, before, index, register)
+            sources = {i for i in _reaching(lines, before, index, register) if lines[i][1] != "R2UR"}
             if len({lines[i][2].split(";")[0] for i in sources}) > 1:
                 names = ", ".join(f"{lines[i][1]} ({i})" for i in sorted(sources))
                 wrong.append(f"descriptor UR{register} of the HGMMA {index} may come from {names}")
@@ -70,7 +71,7 @@ def _reaching(lines: list[tuple[str, str, str]], before: list[list[int]], index:
 
 
 def _sets(operation: str, text: str, register: int) -> bool:
-    if operation.startswith(("HGMMA", "UTMA", "SYNCS", "BRA", "R2UR")) and not operation.startswith("R2UR"):
+    if operation.startswith(("HGMMA", "UTMA", "SYNCS", "BRA")):
         return False
     first = re.match(r"\S+\s+(?:U?P\w+, )*UR(\d+)\b", text)
     if first is None:

@@ -130,18 +130,18 @@ def first_weights(
 def forward_consumer(
     shared, c: gl.constexpr, NC: gl.constexpr, NQ: gl.constexpr, NB: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
     R: gl.constexpr, CAUSAL: gl.constexpr, BIAS: gl.constexpr, RAGGED: gl.constexpr, TAILS: gl.constexpr,
+    AHEAD: gl.constexpr,
 ):  # fmt: skip
     """Attend with 64 queries; the product of the next keys' scores runs beside that of this one's weights.
 
     AHEAD, the next keys may be the first of the program's next tile, so that none of its products stands alone, and a
-    product of weights runs beside the next ones' arithmetic. Three consumers have no registers for either.
+    product of weights runs beside the next ones' arithmetic.
     """
     o_desc, sq, sk, sv, so, q_full, q_empty, k_full, v_full, k_empty, v_empty, Table, LSE, factor, span, work = shared
     E: gl.constexpr = o_desc.dtype
     SL: gl.constexpr = accumulator(BN)
     OL: gl.constexpr = accumulator(D)
     PL: gl.constexpr = gl.DotOperandLayout(0, OL, 2)
-    AHEAD: gl.constexpr = NC == 2
     zeros = gl.zeros([64, BN], gl.float32, layout=SL)
     so_own = so.index(c)
     pitch = work[7]
@@ -276,7 +276,7 @@ def forward_consumer(
 def forward_kernel(
     q_desc, k_desc, v_desc, o_desc, Table, LSE, factor, span, Records, tiles, blocks, H, M, N, shift, pitch, turns,
     NC: gl.constexpr, NQ: gl.constexpr, NB: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, R: gl.constexpr,
-    CAUSAL: gl.constexpr, BIAS: gl.constexpr, RAGGED: gl.constexpr, TAILS: gl.constexpr,
+    CAUSAL: gl.constexpr, BIAS: gl.constexpr, RAGGED: gl.constexpr, TAILS: gl.constexpr, AHEAD: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Persistent: each program takes its tiles, NC * 64 queries of one head over all their keys, from the schedule.
@@ -300,9 +300,9 @@ def forward_kernel(
     if NC == 3:
         gl.warp_specialize(
             [
-                (forward_consumer, (shared, 0, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS)),
-                (forward_consumer, (shared, 1, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS)),
-                (forward_consumer, (shared, 2, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS)),
+                (forward_consumer, (shared, 0, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS, AHEAD)),
+                (forward_consumer, (shared, 1, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS, AHEAD)),
+                (forward_consumer, (shared, 2, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS, AHEAD)),
                 (forward_producer, (loads, NC, NQ, NB, BN, D, CAUSAL, RAGGED)),
             ],
             [4, 4, 1],
@@ -311,8 +311,8 @@ def forward_kernel(
     else:
         gl.warp_specialize(
             [
-                (forward_consumer, (shared, 0, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS)),
-                (forward_consumer, (shared, 1, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS)),
+                (forward_consumer, (shared, 0, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS, AHEAD)),
+                (forward_consumer, (shared, 1, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS, AHEAD)),
                 (forward_producer, (loads, NC, NQ, NB, BN, D, CAUSAL, RAGGED)),
             ],
             [4, 1],

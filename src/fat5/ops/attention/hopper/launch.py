@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fat5.ops.attention.document_tiles import document_tiles
 from fat5.ops.attention.hopper.backward import backward_kernel
-from fat5.ops.attention.hopper.configuration import KEY_TILE, Configuration
+from fat5.ops.attention.hopper.configuration import EVERYWHERE, KEY_TILE, Configuration
 from fat5.ops.attention.hopper.descriptors import matrix_descriptor, rows_descriptor
 from fat5.ops.attention.hopper.finish import finish_kernel
 from fat5.ops.attention.hopper.forward import forward_kernel
@@ -46,7 +46,9 @@ def constants(configuration: Configuration, kernel: str) -> dict[str, Any]:
     if kernel == "forward_kernel":
         if configuration.consumers == 3:
             registers = {"CONSUMER_REGISTERS": 160, "PRODUCER_REGISTERS": 32}
-        depth = {"NC": configuration.consumers, "NQ": 2, "NB": 2, "BN": KEY_TILE}
+        # Three consumers have no registers for a tile begun ahead, nor have tails under a bias that is near everywhere.
+        ahead = configuration.consumers == 2 and not (configuration.tails and configuration.radius == EVERYWHERE)
+        depth = {"NC": configuration.consumers, "NQ": 2, "NB": 2, "BN": KEY_TILE, "AHEAD": ahead}
     elif kernel == "backward_kernel":
         depth = {
             "NB": 2 if wide else 3,
