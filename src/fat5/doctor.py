@@ -105,7 +105,7 @@ def _backends() -> list[Check]:
             continue
         gpu = torch.cuda.is_available()
         if name == "hopper" and not hopper_by_default():
-            checks.append(Check("attention backends", name, f"not in use: {HOPPER_SWITCH} is 0"))
+            checks.append(Check("attention backends", name, f"not in use: set {HOPPER_SWITCH}=1 to try and compare it"))
             continue
         for device in ["cpu", "cuda"] if name == "torch" and gpu else ["cuda" if gpu else "cpu"]:
             checks.append(_self_check(name, device))

@@ -107,6 +107,7 @@ _HOPPER = _AMPERE | {
     ("band", 128): Tile(64, 64, 4, 3),
     ("band", 256): Tile(64, 64, 8, 1),
     ("dense_bias", 64): Tile(64, 64, 4, 2),
+    ("dense_bias", 128): Tile(64, 128, 8, 2),
     ("dense_bias", 256): Tile(64, 64, 8, 1),
 }
 
@@ -121,6 +122,8 @@ _HOPPER_VARIANTS = {
     ("query", 128, "tails"): Tile(128, 64, 8, 3),
     # Around the load of a dense bias the assembler serialises the products of larger tiles.
     ("key_value", 64, "dense"): Tile(32, 64, 4, 3),
+    ("query", 64, "dense"): Tile(64, 32, 4, 3),
+    ("query", 128, "dense"): Tile(64, 32, 4, 3),
 }
 
 _TABLES = {80: _AMPERE, 86: _SMALL, 89: _SMALL, 90: _HOPPER, 100: _BLACKWELL, 120: _SMALL}
