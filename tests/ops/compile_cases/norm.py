@@ -53,7 +53,12 @@ def _at(architecture: int, width: int, dtype: str) -> Iterator[Compilation]:
         parts = "fp32" if block_d <= tiles.MAX_FUSED_WIDTH else None
         kinds = row | {"Parts": parts, "DH": dtype if fused else None}
         constants = shape | {"ROWS": backward.rows, "COLUMNS": min(block_d, tiles.LANES_BYTES // _SIZES[dtype])}
-        constants |= {"AHEAD": backward.stages > 1, "CLAMP": clamp, "LEADS": architecture >= 90 and parts is not None}
+        constants |= {
+            "AHEAD": backward.stages > 1,
+            "UNROLL": backward.unroll,
+            "CLAMP": clamp,
+            "LEADS": architecture >= 90 and parts is not None,
+        }
         yield case("rms_norm backward", kinds, constants, backward)
     if block_d > tiles.MAX_FUSED_WIDTH:
         constants = {"D": width, "COLUMNS": tiles.WEIGHT_COLUMNS, "ROWS": tiles.WEIGHT_TILE.rows}

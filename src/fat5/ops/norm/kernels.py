@@ -78,13 +78,14 @@ def _piece_columns(BLOCK_D: tl.constexpr, COLUMNS: tl.constexpr):
 def backward_kernel(
     DY, DH, H, Weight, Rstd, DX, Parts, dy_row, dh_row, h_row, num_rows,
     D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr,
-    CLAMP: tl.constexpr, LEADS: tl.constexpr,
+    UNROLL: tl.constexpr, CLAMP: tl.constexpr, LEADS: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the input, tile after tile, and this program's part of the weight's gradient.
 
     `DX` or `Parts` may be None where nobody asks for it; `DH` is the gradient that reaches the sum on other ways. AHEAD
     loads the next tile into registers while this one is computed: through shared memory, as Triton's own pipeline does,
-    each tile would cost barriers. LEADS lets the kernel that sums `Parts` start while this one ends.
+    each tile would cost barriers. UNROLL turns at once, what was loaded ahead needs no copy, which would wait for it.
+    LEADS lets the kernel that sums `Parts` start while this one ends.
     """
     WITH_DH: tl.constexpr = DX is not None and DH is not None
     columns = _piece_columns(BLOCK_D, COLUMNS)
@@ -97,7 +98,7 @@ def backward_kernel(
     if LEADS:
         gdc_launch_dependents()
     part = tl.zeros([ROWS, BLOCK_D // COLUMNS, COLUMNS], tl.float32)
-    for tile in range(first, tl.cdiv(num_rows, ROWS), programs):
+    for tile in tl.range(first, tl.cdiv(num_rows, ROWS), programs, loop_unroll_factor=UNROLL):
         if AHEAD:
             next_dy, next_dh, next_h, next_rstd = _load_pieces(
                 DY, DH, H, Rstd, dy_row, dh_row, h_row, tile + programs, num_rows, D, BLOCK_D, ROWS, COLUMNS, WITH_DH

@@ -90,7 +90,8 @@ def run_backward(
             grad_rows, others, rows, weight.contiguous(), rstd, grad, parts, grad_rows.stride(0),
             0 if others is None else others.stride(0), rows.stride(0), len(rows), D=width, BLOCK_D=block_d,
             ROWS=tile.rows, COLUMNS=min(block_d, tiles.LANES_BYTES // total.element_size()), AHEAD=tile.stages > 1,
-            CLAMP=_clamps(total.dtype, fused), LEADS=overlaps and parts is not None, **tile.options(),
+            UNROLL=tile.unroll, CLAMP=_clamps(total.dtype, fused), LEADS=overlaps and parts is not None,
+            **tile.options(),
         )  # fmt: skip
         return None if parts is None else _sum(parts, weight, overlaps)
 

@@ -28,6 +28,7 @@ class RowTile:
         stages: 2 for a backward program that loads the next rows while it computes, else 1.
         programs: Backward programs a multiprocessor.
         overlap: Start the sum over backward programs while they end, on cards that can.
+        unroll: Turns of a backward program's loop that are written out.
     """
 
     rows: int
@@ -35,6 +36,7 @@ class RowTile:
     stages: int = 1
     programs: int = 1
     overlap: bool = True
+    unroll: int = 1
 
     def options(self) -> dict[str, int]:
         """Return what a launch passes to the compiler."""
@@ -107,6 +109,8 @@ def forward_candidates(block_d: int) -> Iterator[RowTile]:
 def backward_candidates(preferred: RowTile, block_d: int) -> Iterator[RowTile]:
     """Yield what `FAT5_AUTOTUNE` tries backward."""
     yield replace(preferred, overlap=False)
+    yield replace(preferred, unroll=2)
+    yield replace(preferred, unroll=4)
     depths = ((2, 16), (2, 20), (2, 24), (1, 24))  # stages, and warps a multiprocessor
     for warps, elements, (stages, together) in itertools.product((4, 8, 16), (16, 32), depths):
         rows = 32 * warps * elements // block_d  # by elements a thread
