@@ -190,6 +190,20 @@ def test_three_consumers(monkeypatch, launches):
     assert seen[0]["NC"] == 3
 
 
+@pytest.mark.parametrize("ahead", [True, False])
+def test_consumers_that_alternate(monkeypatch, ahead, launches):
+    """Each waits for the other's products of scores; one has no queries in the last tiles, and passes its turns on."""
+    original = launch.constants
+
+    def constants(configuration, kernel):
+        found = original(configuration, kernel)
+        return found | {"ALTERNATE": True, "AHEAD": ahead} if kernel == "forward_kernel" else found
+
+    monkeypatch.setattr(launch, "constants", constants)
+    leaves = make_inputs("relative", 2, 170, 300, 64, BF16)
+    compare("hopper", "relative", leaves, softmax_scale=0.125)
+
+
 def test_strided_inputs_are_read_where_they_lie(launches, monkeypatch):
     """Slices of a joint projection, and heads before rows in memory: no copy, so no `contiguous` on the way."""
     joint = torch.randn(2, 150, 2, 3 * 64, device=DEVICE).to(BF16).requires_grad_()

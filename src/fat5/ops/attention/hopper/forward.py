@@ -105,10 +105,28 @@ def await_values(v_full, used, NB: gl.constexpr):
 
 
 @gluon.jit
+def await_turn(go, issued, c: gl.constexpr, ALTERNATE: gl.constexpr):
+    """Wait until the other consumer has issued as many products of scores; consumer 0 is one ahead.
+
+    ALTERNATE, one consumer's products then run beside the other's arithmetic; without, both tend to do the same at a
+    time.
+    """
+    if ALTERNATE:
+        mbarrier.wait(go.index(c), (issued & 1) ^ (1 - c))
+
+
+@gluon.jit
+def pass_turn(go, c: gl.constexpr, ALTERNATE: gl.constexpr):
+    """Let the other consumer issue its products."""
+    if ALTERNATE:
+        mbarrier.arrive(go.index(1 - c), count=1)
+
+
+@gluon.jit
 def first_weights(
-    sq_own, sk, q_full, k_full, k_empty, done, used, factor, table, corner, keys, span, left, right,
-    NQ: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, BN: gl.constexpr, BIAS: gl.constexpr, TAILS: gl.constexpr,
-    SL: gl.constexpr,
+    sq_own, sk, q_full, k_full, k_empty, go, done, used, factor, table, corner, keys, span, left, right,
+    c: gl.constexpr, ALTERNATE: gl.constexpr, NQ: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, BN: gl.constexpr,
+    BIAS: gl.constexpr, TAILS: gl.constexpr, SL: gl.constexpr,
 ):  # fmt: skip
     """Return the weights of a tile's first keys, its row maxima and sums."""
     peak = gl.full([64], _HIDDEN, gl.float32, layout=gl.SliceLayout(1, SL))
@@ -117,7 +135,9 @@ def first_weights(
     stage = used % NB
     mbarrier.wait(q_full.index(done % NQ), (done // NQ) & 1)
     mbarrier.wait(k_full.index(stage), (used // NB) & 1)
+    await_turn(go, used, c, ALTERNATE)
     s = warpgroup_mma(sq_own, sk.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
+    pass_turn(go, c, ALTERNATE)
     s = warpgroup_mma_wait(0, deps=[s])
     mbarrier.arrive(k_empty.index(stage), count=1)
     p, peak, total, decay = softmax_step(
@@ -130,14 +150,16 @@ def first_weights(
 def forward_consumer(
     shared, c: gl.constexpr, NC: gl.constexpr, NQ: gl.constexpr, NB: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
     R: gl.constexpr, CAUSAL: gl.constexpr, BIAS: gl.constexpr, RAGGED: gl.constexpr, TAILS: gl.constexpr,
-    AHEAD: gl.constexpr,
+    AHEAD: gl.constexpr, ALTERNATE: gl.constexpr,
 ):  # fmt: skip
     """Attend with 64 queries; the product of the next keys' scores runs beside that of this one's weights.
 
     AHEAD, the next keys may be the first of the program's next tile, so that none of its products stands alone, and a
     product of weights runs beside the next ones' arithmetic.
     """
-    o_desc, sq, sk, sv, so, q_full, q_empty, k_full, v_full, k_empty, v_empty, Table, LSE, factor, span, work = shared
+    o_desc, sq, sk, sv, so, q_full, q_empty, k_full, v_full, k_empty, v_empty, go, Table, LSE, factor, span, work = (
+        shared
+    )
     E: gl.constexpr = o_desc.dtype
     SL: gl.constexpr = accumulator(BN)
     OL: gl.constexpr = accumulator(D)
@@ -170,6 +192,8 @@ def forward_consumer(
                 mbarrier.arrive(q_empty.index(buffer), count=1)
                 for _ in range(n):
                     mbarrier.wait(k_full.index(used % NB), (used // NB) & 1)
+                    await_turn(go, used, c, ALTERNATE)
+                    pass_turn(go, c, ALTERNATE)
                     mbarrier.arrive(k_empty.index(used % NB), count=1)
                     mbarrier.wait(v_full.index(used % NB), (used // NB) & 1)
                     mbarrier.arrive(v_empty.index(used % NB), count=1)
@@ -185,14 +209,14 @@ def forward_consumer(
                 if AHEAD:
                     if not begun:
                         p, peak, total = first_weights(
-                            sq_own, sk, q_full, k_full, k_empty, done, used, factor, table, corner, keys, span,
-                            left, right, NQ, NB, R, BN, BIAS, TAILS, SL,
+                            sq_own, sk, q_full, k_full, k_empty, go, done, used, factor, table, corner, keys, span,
+                            left, right, c, ALTERNATE, NQ, NB, R, BN, BIAS, TAILS, SL,
                         )  # fmt: skip
                         await_values(v_full, used, NB)
                 else:
                     p, peak, total = first_weights(
-                        sq_own, sk, q_full, k_full, k_empty, done, used, factor, table, corner, keys, span,
-                        left, right, NQ, NB, R, BN, BIAS, TAILS, SL,
+                        sq_own, sk, q_full, k_full, k_empty, go, done, used, factor, table, corner, keys, span,
+                        left, right, c, ALTERNATE, NQ, NB, R, BN, BIAS, TAILS, SL,
                     )  # fmt: skip
                 acc = gl.zeros([64, D], gl.float32, layout=OL)
                 if AHEAD:
@@ -205,10 +229,12 @@ def forward_consumer(
                     stage = used % NB
                     weights = gl.convert_layout(p.to(E), PL)
                     mbarrier.wait(k_full.index(stage), (used // NB) & 1)
+                    await_turn(go, used, c, ALTERNATE)
                     s = warpgroup_mma(sq_own, sk.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
                     if not AHEAD:
                         await_values(v_full, used - 1, NB)
                     acc = warpgroup_mma(weights, sv.index(last), acc, is_async=True)
+                    pass_turn(go, c, ALTERNATE)
                     s = warpgroup_mma_wait(1, deps=[s])
                     mbarrier.arrive(k_empty.index(stage), count=1)
                     n0 = i * BN
@@ -245,8 +271,10 @@ def forward_consumer(
                         mbarrier.wait(q_full.index(buffer), ((done + 1) // NQ) & 1)
                         mbarrier.wait(k_full.index(stage), (used // NB) & 1)
                         sq_own = sq.index(buffer * NC + c)
+                        await_turn(go, used, c, ALTERNATE)
                         s = warpgroup_mma(sq_own, sk.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
                         acc = warpgroup_mma(weights, sv.index(last), acc, is_async=True)
+                        pass_turn(go, c, ALTERNATE)
                         s = warpgroup_mma_wait(1, deps=[s])
                         mbarrier.arrive(k_empty.index(stage), count=1)
                         peak = gl.full([64], _HIDDEN, gl.float32, layout=gl.SliceLayout(1, SL))
@@ -277,7 +305,7 @@ def forward_kernel(
     q_desc, k_desc, v_desc, o_desc, Table, LSE, factor, span, Records, tiles, blocks, H, M, N, shift, pitch, turns,
     NC: gl.constexpr, NQ: gl.constexpr, NB: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, R: gl.constexpr,
     CAUSAL: gl.constexpr, BIAS: gl.constexpr, RAGGED: gl.constexpr, TAILS: gl.constexpr, AHEAD: gl.constexpr,
-    CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    ALTERNATE: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Persistent: each program takes its tiles, NC * 64 queries of one head over all their keys, from the schedule.
 
@@ -291,18 +319,20 @@ def forward_kernel(
     so = gl.allocate_shared_memory(E, [NC, 64, D], shared_layout(64, D, E))
     q_full, q_empty = barriers(NQ, 1), barriers(NQ, NC)
     k_full, v_full, k_empty, v_empty = barriers(NB, 1), barriers(NB, 1), barriers(NB, NC), barriers(NB, NC)
+    go = barriers(2, 1)
     work = (Records, tiles, blocks, H, M, N, shift, pitch, turns)
     loads = (q_desc, k_desc, v_desc, sq, sk, sv, q_full, q_empty, k_full, v_full, k_empty, v_empty, work)
     shared = (
-        o_desc, sq, sk, sv, so, q_full, q_empty, k_full, v_full, k_empty, v_empty, Table, LSE, factor, span, work,
+        o_desc, sq, sk, sv, so, q_full, q_empty, k_full, v_full, k_empty, v_empty, go, Table, LSE, factor, span,
+        work,
     )  # fmt: skip
     # Constants stand in the call: in a tuple with a name they would become values.
     if NC == 3:
         gl.warp_specialize(
             [
-                (forward_consumer, (shared, 0, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS, AHEAD)),
-                (forward_consumer, (shared, 1, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS, AHEAD)),
-                (forward_consumer, (shared, 2, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS, AHEAD)),
+                (forward_consumer, (shared, 0, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS, AHEAD, ALTERNATE)),
+                (forward_consumer, (shared, 1, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS, AHEAD, ALTERNATE)),
+                (forward_consumer, (shared, 2, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS, AHEAD, ALTERNATE)),
                 (forward_producer, (loads, NC, NQ, NB, BN, D, CAUSAL, RAGGED)),
             ],
             [4, 4, 1],
@@ -311,8 +341,8 @@ def forward_kernel(
     else:
         gl.warp_specialize(
             [
-                (forward_consumer, (shared, 0, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS, AHEAD)),
-                (forward_consumer, (shared, 1, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS, AHEAD)),
+                (forward_consumer, (shared, 0, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS, AHEAD, ALTERNATE)),
+                (forward_consumer, (shared, 1, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS, AHEAD, ALTERNATE)),
                 (forward_producer, (loads, NC, NQ, NB, BN, D, CAUSAL, RAGGED)),
             ],
             [4, 1],

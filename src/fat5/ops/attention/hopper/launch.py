@@ -48,7 +48,14 @@ def constants(configuration: Configuration, kernel: str) -> dict[str, Any]:
             registers = {"CONSUMER_REGISTERS": 160, "PRODUCER_REGISTERS": 32}
         # Three consumers have no registers for a tile begun ahead, nor have tails under a bias that is near everywhere.
         ahead = configuration.consumers == 2 and not (configuration.tails and configuration.radius == EVERYWHERE)
-        depth = {"NC": configuration.consumers, "NQ": 2, "NB": 2, "BN": KEY_TILE, "AHEAD": ahead}
+        depth = {
+            "NC": configuration.consumers,
+            "NQ": 2,
+            "NB": 2,
+            "BN": KEY_TILE,
+            "AHEAD": ahead,
+            "ALTERNATE": configuration.consumers == 2,
+        }
     elif kernel == "backward_kernel":
         depth = {
             "NB": 2 if wide else 3,
