@@ -200,7 +200,7 @@ def test_consumers_that_alternate(monkeypatch, ahead, launches):
         return found | {"ALTERNATE": True, "AHEAD": ahead} if kernel == "forward_kernel" else found
 
     monkeypatch.setattr(launch, "constants", constants)
-    leaves = make_inputs("relative", 2, 170, 300, 64, BF16)
+    leaves = make_inputs("relative", 2, 290, 290, 64, BF16)
     compare("hopper", "relative", leaves, softmax_scale=0.125)
 
 
