@@ -59,3 +59,31 @@ def test_fp16_beside_bf16_and_memory():
     ours, longest = peaks["fat5-triton", 8192], peaks["fat5-triton", 131072]
     assert f"{ours:.1f} MiB at 8,192 tokens, {longest:.0f} MiB at 131,072: {longest / ours / 16:.2f} of linear" in PAGE
     assert f"{peaks['sdpa-bias', 8192]:,.0f} MiB at 8,192" in PAGE
+
+
+def peers(case: str, phase: str, **place: str) -> dict[str, Cells]:
+    """Return the rows of a case's only run, by implementation."""
+    held = [row for run in read_runs(RESULTS / f"{case}.csv") if run.table != "copy" for row in run.rows]
+    held = [row for row in held if row["status"] == "ok" and row["phase"] == phase]
+    return {row["implementation"]: row for row in held if all(row[name] == value for name, value in place.items())}
+
+
+def over(found: dict[str, Cells], peer: str, column: str) -> float:
+    return found[peer][column] / found["fat5-triton"][column]
+
+
+def test_losses_and_norm():
+    given, made = (peers(case, "forward+backward") for case in ("cross_entropy", "linear_cross_entropy"))
+    assert (
+        f"{over(given, 'eager', 'p50_ms'):.1f} x over eager PyTorch, {over(given, 'compile', 'p50_ms'):.2f} x" in PAGE
+    )
+    assert f"1 / {over(given, 'eager', 'peak_mib'):.1f} of eager PyTorch's beyond the logits" in PAGE
+    eager, compiled = (over(made, name, "peak_mib") for name in ("eager", "compile"))
+    assert f"1 / {eager:.1f} of eager PyTorch's and 1 / {compiled:.2f} of torch.compile's" in PAGE
+    for phase in ("forward", "backward"):
+        norm = peers("rms_norm", phase, operation="rms_norm")
+        formula, torch, compiled = (over(norm, name, "p50_ms") for name in ("transformers", "torch", "compile"))
+        assert f"{formula:.1f} x over the formula" in PAGE
+        assert f"{torch:.2f} x over `F.rms_norm`, {compiled:.2f} x over torch.compile" in PAGE
+    memory = over(norm, "transformers", "peak_mib"), 1 / over(norm, "torch", "peak_mib")
+    assert f"1 / {memory[0]:.2f} of the formula's beyond the inputs, {memory[1]:.2f} times `F.rms_norm`'s" in PAGE
