@@ -336,6 +336,8 @@ def test_overwritten_operands_are_found_in_a_listing():
     assert "R10 is written by FADD (5) while an HGMMA reads it" in overwritten_operands(early)[0]
     loaded = LISTING.replace("MOV R11, R22", "LDG.E.64 R10, desc[UR60][R12.64]")
     assert "comes from LDG" in overwritten_operands(loaded)[0]
+    spilled = LISTING.replace("MOV R11, R22", "LDL.LU R11, [R1+0x4]")
+    assert overwritten_operands(spilled) == []
 
 
 STALE = """
