@@ -28,7 +28,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from fat5.ops.attention.hopper import finish, records, rows, setup, table_gradient
 from fat5.ops.attention.hopper.backward import backward_kernel
-from fat5.ops.attention.hopper.configuration import Configuration
+from fat5.ops.attention.hopper.configuration import Configuration, ForwardShape
 from fat5.ops.attention.hopper.forward import forward_kernel
 from fat5.ops.attention.hopper.launch import constants
 from fat5.ops.attention.hopper.query_gradient import query_kernel
@@ -126,7 +126,7 @@ def cases(everything: bool) -> Iterator[tuple[str, Configuration]]:
                     yield kernel, configuration
         return
     even = (64, torch.bfloat16, False, True, 91, False, False)
-    yield "forward_kernel", Configuration("forward", *even, consumers=3)
+    yield "forward_kernel", Configuration("forward", *even, shape=ForwardShape(3, ahead=False))
     yield "backward_kernel", Configuration("backward", *even, table_grad=True)
     ragged = (128, torch.float16, True, True, 113, True, True)
     yield "backward_kernel", Configuration("backward", *ragged, table_grad=True, phased=True)

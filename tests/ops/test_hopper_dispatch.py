@@ -112,9 +112,9 @@ def test_configurations_tell_apart_what_is_compiled_apart():
     assert forward_configuration(problem(keys=128)).tails is False
     assert forward_configuration(problem(keys=129)).tails is True
     assert forward_configuration(packed()).ragged is True
-    assert forward_configuration(problem(queries=4096, keys=4096)).consumers == 3
-    assert forward_configuration(problem(queries=4096, keys=4096, causal=True)).consumers == 2
-    assert forward_configuration(problem(queries=4097, keys=4097)).consumers == 2
+    assert forward_configuration(problem(queries=4096, keys=4096)).shape.consumers == 3
+    assert forward_configuration(problem(queries=4096, keys=4096, causal=True)).shape.consumers == 2
+    assert forward_configuration(problem(queries=4097, keys=4097)).shape.consumers == 2
     assert forward_configuration(problem(bias=torch.zeros(3), bias_kind="alibi")).radius == EVERYWHERE
     assert forward_configuration(problem(bias=None, bias_kind="none")).bias is False
     assert forward_configuration(problem(bias=None, bias_kind="none", causal=True)).bias is True  # the mask
