@@ -108,6 +108,13 @@ def test_table_gradients_that_the_kernels_take(asked):
     assert backward_refused(asked, torch.zeros_like(asked.q), True) is None
 
 
+def test_every_choice_of_shape_fits_a_multiprocessor():
+    forwards = [x for x in self_check.all_configurations() if x.kernel == "forward"]
+    assert {(x.shape.consumers, x.head_dim) for x in forwards} == {(2, 64), (3, 64), (2, 128)}
+    assert all(x.shape in self_check.all_shapes(x.head_dim) for x in forwards)
+    assert [shape.stages for shape in self_check.all_shapes(128)] == [2, 2]
+
+
 def test_configurations_tell_apart_what_is_compiled_apart():
     assert forward_configuration(problem(keys=128)).tails is False
     assert forward_configuration(problem(keys=129)).tails is True

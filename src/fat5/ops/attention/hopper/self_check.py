@@ -15,9 +15,10 @@ import triton
 from torch import Tensor
 
 from fat5.ops.attention import launch as portable
-from fat5.ops.attention.hopper.configuration import EVERYWHERE, Configuration, forward_shape
+from fat5.ops.attention.hopper.configuration import EVERYWHERE, Configuration, ForwardShape, forward_shape
 from fat5.ops.attention.hopper.support import DTYPES, HEAD_DIMS
 from fat5.ops.attention.problem import Problem
+from fat5.ops.attention.tiles import SHARED_MEMORY
 
 LARGEST_ERROR = 2e-2  # of the norm; both round weights and dS to 16 bits, which costs up to 5e-3
 LARGEST_DEVIATION = 6e-2  # of one element, relative to the largest
@@ -25,6 +26,7 @@ _HEADS = 3
 _PROGRAMS = 3  # so few that each takes several tiles, and every barrier turns over
 _SHORTEST = 640
 _LONG = 2**14
+_BARRIERS = 1024  # bytes, with room
 _T5_RADIUS = {False: 91, True: 113}
 
 
@@ -131,6 +133,16 @@ def small_problem(configuration: Configuration, device: torch.device) -> Problem
         dropout_p=0.0,
         seed=None,
     )
+
+
+def all_shapes(head_dim: int) -> Iterator[ForwardShape]:
+    """Yield every shape of the forward that a multiprocessor holds; `forward_shape` takes some of them."""
+    for consumers, stages, ahead in itertools.product((2, 3), (2, 3, 4), (True, False)):
+        shape = ForwardShape(consumers, stages, ahead)
+        # Registers for a third consumer are few: none for accumulators of 128 columns, nor for a tile begun ahead.
+        held = consumers == 2 or (head_dim == 64 and not ahead)
+        if held and shape.shared_bytes(head_dim) + _BARRIERS <= SHARED_MEMORY[90]:
+            yield shape
 
 
 def all_configurations() -> Iterator[Configuration]:
