@@ -1,6 +1,7 @@
 """Compile the Hopper kernels for sm_90a without a GPU, and check what the assembler made of them.
 
-`python -m tests.ops.hopper_gate` compiles the worst cases, `--all` every configuration. It fails on spills beyond
+`python -m tests.ops.hopper_gate` compiles the worst cases, `--all` every configuration, `--shapes` T5's forward in
+every shape that `python -m benchmarks hopper_forward` tries, and with tails. It fails on spills beyond
 its limits, on serialised matrix products (C75xx), on too much shared memory, on A operands of wgmma that something
 overwrites (`sass.py`), and on descriptors that depend on the way to them (`sass_descriptors.py`). Run it in a process
 of its own, with Triton's interpreter off.
@@ -21,17 +22,18 @@ from pathlib import Path
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from fat5.ops.attention.hopper import finish, records, rows, setup, table_gradient
 from fat5.ops.attention.hopper.backward import backward_kernel
-from fat5.ops.attention.hopper.configuration import Configuration
+from fat5.ops.attention.hopper.configuration import Configuration, ForwardShape
 from fat5.ops.attention.hopper.forward import forward_kernel
 from fat5.ops.attention.hopper.launch import constants
 from fat5.ops.attention.hopper.query_gradient import query_kernel
-from fat5.ops.attention.hopper.self_check import all_configurations
+from fat5.ops.attention.hopper.self_check import all_configurations, all_shapes
 from fat5.ops.attention.tiles import SHARED_MEMORY
 from tests.ops.sass import overwritten_operands
 from tests.ops.sass_descriptors import unsteady_descriptors
@@ -46,6 +48,7 @@ MAX_SPILL_BYTES = {  # by kernel and head dimension: as found, with some room (t
     ("query_kernel", 64): 16,
     ("query_kernel", 128): 96,
 }
+MAX_SPILL_OF_THREE_WITH_TAILS = 224  # no choice of today's: three consumers take whole tiles
 ELEMENTS = {torch.bfloat16: ("bf16", gl.bfloat16), torch.float16: ("fp16", gl.float16)}
 POINTERS = {"Table": "*i64", "LSE": "*fp32", "Delta": "*fp32", "Far": "*fp32", "Records": "*i32"}
 FLOATS = {"factor", "scale"}
@@ -93,15 +96,22 @@ def check(case: tuple[str, Configuration]) -> tuple[str, list[str]]:
     with tempfile.TemporaryDirectory() as folder:
         ptx, cubin = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         ptx.write_text(compiled.asm["ptx"])
-        command = [BINARIES / "ptxas", "-v", "-arch=sm_90a", ptx, "-o", cubin]
+        assembler = get_ptxas(90)  # Triton 3.9 takes that of CUDA 13, by another name, and allocates registers its way
+        ways = ["--regAllocOptLevel=2"] if assembler.version.startswith("13") else []
+        command = [assembler.path, "-v", "-arch=sm_90a", *ways, ptx, "-o", cubin]
         said = subprocess.run(command, capture_output=True, text=True, check=False)
+        if said.returncode:
+            return title, [f"does not assemble: {said.stderr.strip()}"]
         command = [BINARIES / "nvdisasm", "-c", cubin]
         listing = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     text = said.stdout + said.stderr
     registers = int((re.search(r"Used (\d+) registers", text) or [0, 0])[1])
     spilled = sum(map(int, re.findall(r"(\d+) bytes spill stores", text)))
     wrong = [line.strip() for line in text.splitlines() if "C75" in line]
-    if spilled > MAX_SPILL_BYTES[kernel, configuration.head_dim]:
+    limit = MAX_SPILL_BYTES[kernel, configuration.head_dim]
+    if configuration.tails and configuration.shape.consumers == 3:
+        limit = MAX_SPILL_OF_THREE_WITH_TAILS
+    if spilled > limit:
         wrong.append(f"spills {spilled} bytes")
     if compiled.metadata.shared > SHARED_MEMORY[90]:
         wrong.append(f"needs {compiled.metadata.shared} bytes of shared memory")
@@ -121,10 +131,18 @@ def cases(everything: bool) -> Iterator[tuple[str, Configuration]]:
                     yield kernel, configuration
         return
     even = (64, torch.bfloat16, False, True, 91, False, False)
-    yield "forward_kernel", Configuration("forward", *even, consumers=3)
+    yield "forward_kernel", Configuration("forward", *even, shape=ForwardShape(3, ahead=False))
     yield "backward_kernel", Configuration("backward", *even, table_grad=True)
     ragged = (128, torch.float16, True, True, 113, True, True)
     yield "backward_kernel", Configuration("backward", *ragged, table_grad=True, phased=True)
+
+
+def shapes() -> Iterator[tuple[str, Configuration]]:
+    """The compilations of the forward's shapes."""
+    for head_dim, causal, tails in itertools.product((64, 128), (False, True), (False, True)):
+        for shape in all_shapes(head_dim):
+            fixed = (head_dim, torch.bfloat16, causal, True, 113 if causal else 91, False, tails)
+            yield "forward_kernel", Configuration("forward", *fixed, shape=shape)
 
 
 _QUERIES_OR_KEYS = {"KIND": 0, "PADDED": False, "SLOTS": 64, "SHARE": 64}
@@ -183,10 +201,11 @@ def check_supporting(index: int) -> tuple[str, list[str]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--all", action="store_true", help="every configuration, not the worst cases")
+    parser.add_argument("--shapes", action="store_true", help="every shape of the forward instead")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--verbose", action="store_true", help="a line a compilation, also where all is well")
     arguments = parser.parse_args()
-    chosen = list(cases(arguments.all))
+    chosen = list(shapes() if arguments.shapes else cases(arguments.all))
     failed = 0
     with ProcessPoolExecutor(arguments.jobs) as pool:
         around = pool.map(check_supporting, range(len(SUPPORTING)))

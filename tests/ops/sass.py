@@ -2,9 +2,9 @@
 
 ptxas 12.8 does that, without a word, to operands that a loop does not change. Two rules, over the listing in order:
 
-- The last instruction that wrote an A register before its HGMMA is one that makes operands: a conversion, a copy, or
-  the OR with a hidden zero of `own_copy`. In a loop the search goes on from the loop's end, where an operand that
-  nothing in it makes would have to survive the turn.
+- The last instruction that wrote an A register before its HGMMA is one that makes operands: a conversion, a copy, the
+  OR with a hidden zero of `own_copy`, or a spilled one's return. In a loop the search goes on from the loop's end,
+  where an operand that nothing in it makes would have to survive the turn.
 - Nothing writes an A register between its HGMMA and the wait that covers it.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 
-_MAKERS = ("LOP3", "F2FP", "MOV", "IMAD.MOV", "PRMT", "SHF", "LDS", "LDSM")
+_MAKERS = ("LOP3", "F2FP", "MOV", "IMAD.MOV", "PRMT", "SHF", "LDS", "LDSM", "LDL")
 _WIDTHS = {".64": 2, ".128": 4}
 _LINE = re.compile(r"/\*([0-9a-f]+)\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
 _LABEL = re.compile(r"^(\.L_x_\d+):")

@@ -108,13 +108,20 @@ def test_table_gradients_that_the_kernels_take(asked):
     assert backward_refused(asked, torch.zeros_like(asked.q), True) is None
 
 
+def test_every_choice_of_shape_fits_a_multiprocessor():
+    forwards = [x for x in self_check.all_configurations() if x.kernel == "forward"]
+    assert {(x.shape.consumers, x.head_dim) for x in forwards} == {(2, 64), (3, 64), (2, 128)}
+    assert all(x.shape in self_check.all_shapes(x.head_dim) for x in forwards)
+    assert {shape.stages for shape in self_check.all_shapes(128)} == {2}
+
+
 def test_configurations_tell_apart_what_is_compiled_apart():
     assert forward_configuration(problem(keys=128)).tails is False
     assert forward_configuration(problem(keys=129)).tails is True
     assert forward_configuration(packed()).ragged is True
-    assert forward_configuration(problem(queries=4096, keys=4096)).consumers == 3
-    assert forward_configuration(problem(queries=4096, keys=4096, causal=True)).consumers == 2
-    assert forward_configuration(problem(queries=4097, keys=4097)).consumers == 2
+    assert forward_configuration(problem(queries=4096, keys=4096)).shape.consumers == 3
+    assert forward_configuration(problem(queries=4096, keys=4096, causal=True)).shape.consumers == 2
+    assert forward_configuration(problem(queries=4097, keys=4097)).shape.consumers == 2
     assert forward_configuration(problem(bias=torch.zeros(3), bias_kind="alibi")).radius == EVERYWHERE
     assert forward_configuration(problem(bias=None, bias_kind="none")).bias is False
     assert forward_configuration(problem(bias=None, bias_kind="none", causal=True)).bias is True  # the mask
@@ -336,6 +343,8 @@ def test_overwritten_operands_are_found_in_a_listing():
     assert "R10 is written by FADD (5) while an HGMMA reads it" in overwritten_operands(early)[0]
     loaded = LISTING.replace("MOV R11, R22", "LDG.E.64 R10, desc[UR60][R12.64]")
     assert "comes from LDG" in overwritten_operands(loaded)[0]
+    spilled = LISTING.replace("MOV R11, R22", "LDL.LU R11, [R1+0x4]")
+    assert overwritten_operands(spilled) == []
 
 
 STALE = """

@@ -11,6 +11,7 @@ import torch
 from fat5.ops import AlibiBias, DistanceBias, flash_attention
 from fat5.ops.attention import backends
 from fat5.ops.attention.hopper import configuration, dispatch, launch
+from fat5.ops.attention.hopper.configuration import ForwardShape
 from fat5.ops.attention.reference import attention_reference, packed_attention_reference
 from tests.ops.gluon_emulator import EmulatedKernel, HazardError
 from tests.ops.test_attention_kernels import CUDA, DEVICE, compare, make_inputs, relative_error, reproducible, run
@@ -180,14 +181,24 @@ def test_frozen_table_costs_nothing(launches, monkeypatch):
     assert launches == ["forward_kernel", "backward_kernel"]
 
 
-def test_three_consumers(monkeypatch, launches):
-    """Long rows take tiles of 192 queries; the last has rows that none of the third group's queries stand on."""
-    monkeypatch.setattr(configuration, "_THREE_CONSUMERS_FROM", 100)
+SHAPES = [  # three consumers: 192 queries a tile, and at 256 and 200 some that none of the third's queries stand on
+    (64, 256, False, ForwardShape(3, ahead=False)),
+    (64, 256, True, ForwardShape(3, ahead=False)),
+    (64, 200, True, ForwardShape(3, 3, chunk=2)),
+    (64, 300, False, ForwardShape(2, 4, ahead=False)),
+    (64, 390, True, ForwardShape(2, 3, chunk=1)),
+    (128, 130, False, ForwardShape(2, 2, ahead=False)),
+]
+
+
+@pytest.mark.parametrize(("dim", "length", "causal", "shape"), SHAPES)
+def test_every_shape_of_the_forward_gives_the_same(dim, length, causal, shape, monkeypatch, launches):
+    monkeypatch.setattr(configuration, "forward_shape", lambda *_: shape)
     seen = []
     original = launch.constants
     monkeypatch.setattr(launch, "constants", lambda *a: seen.append(original(*a)) or original(*a))
-    compare("hopper", "relative", make_inputs("relative", 1, 256, 256, 64, BF16), softmax_scale=0.125)
-    assert seen[0]["NC"] == 3
+    compare("hopper", "relative", make_inputs("relative", 1, length, length, dim, BF16), causal, softmax_scale=0.125)
+    assert [seen[0][name] for name in ("NC", "NB", "AHEAD")] == [shape.consumers, shape.stages, shape.ahead]
 
 
 @pytest.mark.parametrize("ahead", [True, False])

@@ -15,13 +15,16 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs th
 HEADS = 3
 
 
-def deal(blocks, sequences, programs, falling):
+def deal(blocks, sequences, programs, falling, turns_a_chunk):
     """Return the causal tiles [turns, programs], -1 for none."""
     tiles = blocks * sequences
     programs = min(programs, tiles)
     dealt_tile = kernel_function("dealt_tile")
     schedule = [
-        [int(dealt_tile(turn, program, programs, tiles, blocks, falling)) for program in range(programs)]
+        [
+            int(dealt_tile(turn, program, programs, tiles, blocks, turns_a_chunk * programs, falling))
+            for program in range(programs)
+        ]
         for turn in range(triton.cdiv(tiles, programs))
     ]
     schedule = torch.tensor(schedule)
@@ -30,10 +33,11 @@ def deal(blocks, sequences, programs, falling):
 
 @pytest.mark.parametrize("falling", [False, True])
 @pytest.mark.parametrize(
-    ("blocks", "sequences", "programs"), [(8, 192, 132), (32, 6, 11), (3, 50, 20), (7, 3, 132), (64, 3, 4)]
+    ("blocks", "sequences", "programs", "turns_a_chunk"),
+    [(8, 192, 132, 4), (32, 6, 11, 4), (3, 50, 20, 4), (7, 3, 132, 4), (64, 3, 4, 4), (22, 48, 20, 8)],
 )
-def test_causal_tiles_are_dealt_once_and_evenly(blocks, sequences, programs, falling):
-    schedule = deal(blocks, sequences, programs, falling)
+def test_causal_tiles_are_dealt_once_and_evenly(blocks, sequences, programs, turns_a_chunk, falling):
+    schedule = deal(blocks, sequences, programs, falling, turns_a_chunk)
     assert sorted(schedule[schedule >= 0].tolist()) == list(range(blocks * sequences))
     assert int(schedule.min()) >= -1
     work = blocks - schedule % blocks if falling else schedule % blocks + 1

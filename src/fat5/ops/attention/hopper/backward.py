@@ -308,10 +308,10 @@ def key_consumer(
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["tiles", "blocks", "H", "M", "N", "shift", "pitch", "turns", "slots", "span"])
+@gluon.jit(do_not_specialize=["tiles", "blocks", "H", "M", "N", "shift", "pitch", "turns", "chunk", "slots", "span"])
 def backward_kernel(
     q_desc, k_desc, half_desc, v_desc, do_desc, dk_desc, dv_desc, sum_desc, near_desc, Table, Far, LSE, Delta, factor,
-    scale, span, Records, tiles, blocks, H, M, N, shift, pitch, slots, turns,
+    scale, span, Records, tiles, blocks, H, M, N, shift, pitch, slots, turns, chunk,
     NB: gl.constexpr, NKV: gl.constexpr, BM: gl.constexpr, D: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr,
     BIAS: gl.constexpr, TABLE_GRAD: gl.constexpr, ONE_PASS: gl.constexpr, ADD_NEAR: gl.constexpr,
     GROUP: gl.constexpr, PHASED: gl.constexpr, RAGGED: gl.constexpr, TAILS: gl.constexpr,
@@ -339,7 +339,7 @@ def backward_kernel(
     kv_full, kv_empty = barriers(NKV, 1), barriers(NKV, 2)
     q_full, o_full, l_full, q_empty = barriers(NB, 1), barriers(NB, 1), barriers(NB, 32), barriers(NB, 2)
     ds_full = barriers(3, 2)
-    work = (Records, tiles, blocks, H, M, N, shift, pitch, turns)
+    work = (Records, tiles, blocks, H, M, N, shift, pitch, turns, chunk)
     loads = (
         q_desc, k_desc, half_desc, v_desc, do_desc, sq, so, sk, halves, sv, s_lse, s_delta, LSE, Delta, kv_full,
         kv_empty, q_full, o_full, l_full, q_empty, work,

@@ -13,6 +13,39 @@ from fat5.ops.attention.problem import Problem
 EVERYWHERE = -1  # a bias that is constant nowhere, such as ALiBi
 KEY_TILE = 128
 _THREE_CONSUMERS_FROM = 2048  # keys; below, 192 rows a tile waste more than a third consumer wins
+QUERY_BUFFERS = 2
+TURNS_A_CHUNK = 4
+"""Causal tiles are sorted by work inside chunks of so many turns: few heads at a time, whose keys and values stay in
+the L2."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ForwardShape:
+    """How the forward shares a multiprocessor among its parts. It changes the time, not the result.
+
+    Attributes:
+        consumers: Warpgroups of 64 queries, 2 or 3; 2 where work comes as records, which are of 128 queries.
+        stages: Tiles of keys, and as many of values, in shared memory.
+        ahead: A program begins its next tile beside the last product of the one before.
+        chunk: Turns of causal tiles that are sorted by work together.
+        alternate: Two consumers issue their products in turn.
+    """
+
+    consumers: int = 2
+    stages: int = 2
+    ahead: bool = True
+    chunk: int = TURNS_A_CHUNK
+    alternate: bool = False
+
+    def __str__(self) -> str:
+        words = [f"{self.consumers} consumers", f"{self.stages} stages", "ahead" if self.ahead else "not ahead"]
+        words += ["alternating"] * self.alternate
+        return ", ".join(words + [f"chunks of {self.chunk}"] * (self.chunk != TURNS_A_CHUNK))
+
+    def shared_bytes(self, head_dim: int) -> int:
+        """Return the shared memory of its queries, outputs, keys and values, in bytes; barriers come to it."""
+        rows = 64 * self.consumers * (QUERY_BUFFERS + 1) + 2 * KEY_TILE * self.stages
+        return 2 * head_dim * rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +61,7 @@ class Configuration:
         radius: Distance from which the table is constant, at least 1; EVERYWHERE for ALiBi; 1 without a bias.
         ragged: Work comes as records: padding, documents, or offsets of their own.
         tails: The last tile of keys may be partly real.
-        consumers: Warpgroups of 64 queries in the forward.
+        shape: Of the forward.
         table_grad: The backward leaves what the table's gradient needs.
         phased: Blocks of queries and keys may stand apart by any distance, which each row has for itself.
         one_pass: The backward adds dQ in memory; else a second kernel computes it, with equal bits from run to run.
@@ -42,7 +75,7 @@ class Configuration:
     radius: int
     ragged: bool
     tails: bool
-    consumers: int = 2
+    shape: ForwardShape = ForwardShape()
     table_grad: bool = False
     phased: bool = False
     one_pass: bool = True
@@ -53,7 +86,7 @@ class Configuration:
             "causal": self.causal,
             "ragged": self.ragged,
             "tails": self.tails and not self.ragged,
-            "three consumers": self.consumers == 3,
+            str(self.shape): self.shape != ForwardShape(),
             "table gradient": self.table_grad,
             "of rows apart": self.phased,
             "deterministic": not self.one_pass,
@@ -65,10 +98,17 @@ class Configuration:
 def forward_configuration(problem: Problem) -> Configuration:
     """Return the constants of a problem's forward."""
     plain = _common("forward", problem)
-    # The third consumer has few registers: it spills without a bias, with tails, and at 128, and causal rows waste it.
-    few = plain.head_dim == 64 and plain.bias and not (plain.causal or plain.tails)
-    three = few and problem.num_keys > _THREE_CONSUMERS_FROM
-    return dataclasses.replace(plain, consumers=3) if three else plain
+    return dataclasses.replace(plain, shape=forward_shape(plain, problem.num_keys))
+
+
+def forward_shape(configuration: Configuration, num_keys: int) -> ForwardShape:
+    """Return the shape of a forward on rows of `num_keys` keys, as measured on an H200."""
+    # The third consumer has few registers: it spills with tails and at 128; causal rows and rows without a bias are not
+    # measured with it.
+    few = configuration.head_dim == 64 and configuration.bias and not (configuration.causal or configuration.tails)
+    if few and num_keys > _THREE_CONSUMERS_FROM:
+        return ForwardShape(consumers=3, ahead=False)  # nor has it registers for a tile begun ahead
+    return ForwardShape(ahead=not (configuration.tails and configuration.radius == EVERYWHERE))
 
 
 def backward_configuration(problem: Problem, bias_grad: bool, deterministic: bool) -> Configuration:

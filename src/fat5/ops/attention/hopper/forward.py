@@ -300,10 +300,10 @@ def forward_consumer(
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["tiles", "blocks", "H", "M", "N", "shift", "pitch", "turns", "span"])
+@gluon.jit(do_not_specialize=["tiles", "blocks", "H", "M", "N", "shift", "pitch", "turns", "chunk", "span"])
 def forward_kernel(
     q_desc, k_desc, v_desc, o_desc, Table, LSE, factor, span, Records, tiles, blocks, H, M, N, shift, pitch, turns,
-    NC: gl.constexpr, NQ: gl.constexpr, NB: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, R: gl.constexpr,
+    chunk, NC: gl.constexpr, NQ: gl.constexpr, NB: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, R: gl.constexpr,
     CAUSAL: gl.constexpr, BIAS: gl.constexpr, RAGGED: gl.constexpr, TAILS: gl.constexpr, AHEAD: gl.constexpr,
     ALTERNATE: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
@@ -320,7 +320,7 @@ def forward_kernel(
     q_full, q_empty = barriers(NQ, 1), barriers(NQ, NC)
     k_full, v_full, k_empty, v_empty = barriers(NB, 1), barriers(NB, 1), barriers(NB, NC), barriers(NB, NC)
     go = barriers(2, 1)
-    work = (Records, tiles, blocks, H, M, N, shift, pitch, turns)
+    work = (Records, tiles, blocks, H, M, N, shift, pitch, turns, chunk)
     loads = (q_desc, k_desc, v_desc, sq, sk, sv, q_full, q_empty, k_full, v_full, k_empty, v_empty, work)
     shared = (
         o_desc, sq, sk, sv, so, q_full, q_empty, k_full, v_full, k_empty, v_empty, go, Table, LSE, factor, span,

@@ -18,6 +18,10 @@ tma_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_glob
 tma_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 copy_async = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
 
+# Shared memory under another type, shape and layout: a method with a public name since 3.7.
+_buffer = gl.shared_memory_descriptor
+reinterpret = _buffer.reinterpret if hasattr(_buffer, "reinterpret") else _buffer._reinterpret
+
 # The barrier of a warp group's own threads.
 group_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
 
@@ -48,9 +52,3 @@ def release_next():
     gl.inline_asm_elementwise(
         "griddepcontrol.launch_dependents; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
     )
-
-
-@gluon.jit
-def reinterpret(buffer, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr):
-    """Return shared memory under another type, shape and layout."""
-    return buffer._reinterpret(dtype, shape, layout)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fat5.ops.attention.document_tiles import document_tiles
 from fat5.ops.attention.hopper.backward import backward_kernel
-from fat5.ops.attention.hopper.configuration import EVERYWHERE, KEY_TILE, Configuration
+from fat5.ops.attention.hopper.configuration import KEY_TILE, QUERY_BUFFERS, Configuration
 from fat5.ops.attention.hopper.descriptors import matrix_descriptor, rows_descriptor
 from fat5.ops.attention.hopper.finish import finish_kernel
 from fat5.ops.attention.hopper.forward import forward_kernel
@@ -44,17 +44,16 @@ def constants(configuration: Configuration, kernel: str) -> dict[str, Any]:
     }
     registers = {"CONSUMER_REGISTERS": 240, "PRODUCER_REGISTERS": 24}
     if kernel == "forward_kernel":
-        if configuration.consumers == 3:
+        shape = configuration.shape
+        if shape.consumers == 3:
             registers = {"CONSUMER_REGISTERS": 160, "PRODUCER_REGISTERS": 32}
-        # Three consumers have no registers for a tile begun ahead, nor have tails under a bias that is near everywhere.
-        ahead = configuration.consumers == 2 and not (configuration.tails and configuration.radius == EVERYWHERE)
         depth = {
-            "NC": configuration.consumers,
-            "NQ": 2,
-            "NB": 2,
+            "NC": shape.consumers,
+            "NQ": QUERY_BUFFERS,
+            "NB": shape.stages,
             "BN": KEY_TILE,
-            "AHEAD": ahead,
-            "ALTERNATE": configuration.consumers == 2,
+            "AHEAD": shape.ahead,
+            "ALTERNATE": shape.alternate,
         }
     elif kernel == "backward_kernel":
         depth = {
@@ -88,7 +87,7 @@ def run_forward(problem: Problem, configuration: Configuration, programs: int | 
         lse = torch.empty(problem.lse_shape, dtype=torch.float32, device=q.device)
         if problem.packed:
             lse.fill_(torch.inf)
-        rows = 64 * configuration.consumers
+        rows = 64 * configuration.shape.consumers
         programs = programs or processors(q.device)
         chain = Chain(q.device)
         work = plan_queries(problem, configuration, rows, problem.num_queries, False, programs, chain)

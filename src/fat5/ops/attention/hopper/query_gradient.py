@@ -145,10 +145,10 @@ def query_consumer(
             done += 1
 
 
-@gluon.jit(do_not_specialize=["tiles", "blocks", "H", "M", "N", "shift", "pitch", "turns", "span"])
+@gluon.jit(do_not_specialize=["tiles", "blocks", "H", "M", "N", "shift", "pitch", "turns", "chunk", "span"])
 def query_kernel(
     q_desc, k_desc, v_desc, do_desc, dq_desc, Table, LSE, Delta, factor, scale, span, Records, tiles, blocks, H, M,
-    N, shift, pitch, turns,
+    N, shift, pitch, turns, chunk,
     NB: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr, BIAS: gl.constexpr,
     RAGGED: gl.constexpr, TAILS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
@@ -160,7 +160,7 @@ def query_kernel(
     sv = gl.allocate_shared_memory(E, [NB, BN, D], shared_layout(BN, D, E))
     q_full, q_empty = barriers(1, 1).index(0), barriers(1, 2).index(0)
     k_full, v_full, k_empty, v_empty = barriers(NB, 1), barriers(NB, 1), barriers(NB, 2), barriers(NB, 2)
-    work = (Records, tiles, blocks, H, M, N, shift, pitch, turns)
+    work = (Records, tiles, blocks, H, M, N, shift, pitch, turns, chunk)
     loads = (
         q_desc, k_desc, v_desc, do_desc, sq, so, sk, sv, q_full, q_empty, k_full, v_full, k_empty, v_empty, work,
     )  # fmt: skip

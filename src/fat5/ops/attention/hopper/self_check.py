@@ -6,6 +6,7 @@ before it has passed.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator
 
@@ -14,15 +15,18 @@ import triton
 from torch import Tensor
 
 from fat5.ops.attention import launch as portable
-from fat5.ops.attention.hopper.configuration import EVERYWHERE, Configuration
+from fat5.ops.attention.hopper.configuration import EVERYWHERE, Configuration, ForwardShape, forward_shape
 from fat5.ops.attention.hopper.support import DTYPES, HEAD_DIMS
 from fat5.ops.attention.problem import Problem
+from fat5.ops.attention.tiles import SHARED_MEMORY
 
 LARGEST_ERROR = 2e-2  # of the norm; both round weights and dS to 16 bits, which costs up to 5e-3
 LARGEST_DEVIATION = 6e-2  # of one element, relative to the largest
 _HEADS = 3
 _PROGRAMS = 3  # so few that each takes several tiles, and every barrier turns over
 _SHORTEST = 640
+_LONG = 2**14
+_BARRIERS = 1024  # bytes, with room
 _T5_RADIUS = {False: 91, True: 113}
 
 
@@ -131,16 +135,27 @@ def small_problem(configuration: Configuration, device: torch.device) -> Problem
     )
 
 
+def all_shapes(head_dim: int) -> Iterator[ForwardShape]:
+    """Yield every shape of the forward that a multiprocessor holds; `forward_shape` takes some of them."""
+    ways = ((True, False), (False, False), (True, True))  # ahead, and alternating
+    for consumers, stages, (ahead, alternate) in itertools.product((2, 3), (2, 3, 4), ways):
+        shape = ForwardShape(consumers, stages, ahead, alternate=alternate)
+        # Registers for a third consumer are few: none for accumulators of 128 columns, nor for a tile begun ahead.
+        held = consumers == 2 or (head_dim == 64 and not ahead)
+        if held and shape.shared_bytes(head_dim) + _BARRIERS <= SHARED_MEMORY[90]:
+            yield shape
+
+
 def all_configurations() -> Iterator[Configuration]:
-    """Yield every configuration that T5's bias, ALiBi and no bias lead to."""
+    """Yield every configuration that T5's bias, ALiBi and no bias lead to, in rows of all lengths."""
     for head_dim, dtype, causal, layout in itertools.product(HEAD_DIMS, DTYPES, (False, True), range(3)):
         biases = {(causal, 1), (True, _T5_RADIUS[causal]), (True, EVERYWHERE)}
         for bias, radius in sorted(biases):
             ragged, tails = layout == 2, layout > 0
             fixed = (head_dim, dtype, causal, bias, radius, ragged, tails)
-            yield Configuration("forward", *fixed)
-            if head_dim == 64 and bias and not (causal or tails):
-                yield Configuration("forward", *fixed, consumers=3)
+            forward = Configuration("forward", *fixed)
+            for shape in dict.fromkeys(forward_shape(forward, num_keys) for num_keys in (_SHORTEST, _LONG)):
+                yield dataclasses.replace(forward, shape=shape)
             for one_pass in (True, False):
                 yield Configuration("backward", *fixed, one_pass=one_pass)
                 if radius > 1:

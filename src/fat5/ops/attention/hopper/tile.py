@@ -14,10 +14,6 @@ FIELDS = gl.constexpr(16)
 BEYOND = gl.constexpr(2**30)
 """Rows of a sequence end at this index in a descriptor of sequences: see `descriptors.py`."""
 
-TURNS_A_CHUNK = gl.constexpr(4)
-"""Causal tiles are sorted by work inside chunks of so many turns: few heads at a time, whose keys and values stay in
-the L2."""
-
 
 @gluon.constexpr_function
 def accumulator(columns):
@@ -41,15 +37,14 @@ def barriers(n: gl.constexpr, count: gl.constexpr):
 
 
 @gluon.jit
-def dealt_tile(turn, program, programs, tiles, blocks, FALLING: gl.constexpr):
+def dealt_tile(turn, program, programs, tiles, blocks, chunk, FALLING: gl.constexpr):
     """Return the causal tile `head * blocks + block` that a program takes in a turn; `tiles` or more is none.
 
-    A tile is worth `block` (FALLING: `blocks - block`) units of work, up to a constant. Each chunk of TURNS_A_CHUNK
-    turns takes the tiles next in order, sorted by falling work, and deals them forth and back. In closed form: tiles of
+    A tile is worth `block` (FALLING: `blocks - block`) units of work, up to a constant. Each `chunk` of tiles, those of
+    some turns, is the next ones in order, sorted by falling work, and dealt forth and back. In closed form: tiles of
     equal work are one a head; the chunk's first head lacks those below `begin % blocks`, its last those from
     `end % blocks` on, so that their number is constant on three stretches.
     """
-    chunk = TURNS_A_CHUNK * programs
     place = turn * programs + program
     if turn % 2 == 1:
         place = turn * programs + programs - 1 - program
@@ -84,12 +79,13 @@ def next_tile(turn, work, ROWS: gl.constexpr, CAUSAL: gl.constexpr, RAGGED: gl.c
     """Return this program's tile of a turn: (there is one, head, first row, q y, q x, k y, k x, queries, keys, shift,
     rows, slot).
 
-    `work` is (Records, tiles, blocks, H, queries, keys, shift, pitch, turns). Tiles of equal work are dealt in order;
-    causal ones by `dealt_tile`; where sequences differ, RAGGED, each has a record. There is no tile from `turns` on.
+    `work` is (Records, tiles, blocks, H, queries, keys, shift, pitch, turns, chunk). Tiles of equal work are dealt in
+    order; causal ones by `dealt_tile`; where sequences differ, RAGGED, each has a record. There is no tile from `turns`
+    on.
     (y, x) is the place of a sequence's first row in a descriptor, `rows` that of its first query in the arrays
     [.., H, pitch], `slot` the running number of a block of keys.
     """
-    records, tiles, blocks, heads, queries, keys, shift, pitch, turns = work
+    records, tiles, blocks, heads, queries, keys, shift, pitch, turns, chunk = work
     place = turn * gl.num_programs(0) + gl.program_id(0)
     if RAGGED:
         record = records + (gl.minimum(turn, turns - 1) * gl.num_programs(0) + gl.program_id(0)) * FIELDS
@@ -111,7 +107,7 @@ def next_tile(turn, work, ROWS: gl.constexpr, CAUSAL: gl.constexpr, RAGGED: gl.c
     else:
         tile = place
         if CAUSAL:
-            tile = dealt_tile(turn, gl.program_id(0), gl.num_programs(0), tiles, blocks, FALLING)
+            tile = dealt_tile(turn, gl.program_id(0), gl.num_programs(0), tiles, blocks, chunk, FALLING)
         there = tile < tiles
         batch = tile // blocks // heads
         head = tile // blocks % heads

@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 
 from fat5.ops.attention.hopper import setup
-from fat5.ops.attention.hopper.configuration import EVERYWHERE, KEY_TILE, Configuration
+from fat5.ops.attention.hopper.configuration import EVERYWHERE, KEY_TILE, TURNS_A_CHUNK, Configuration
 from fat5.ops.attention.hopper.records import KEY_TILES, QUERY_TILES, make_records
 from fat5.ops.attention.hopper.support import radius_of
 from fat5.ops.attention.problem import Problem
@@ -105,18 +105,21 @@ def plan_queries(
         chain: The launches of this call.
     """
     span = table_span(problem, configuration.radius, KEY_TILE)
-    return _plan(problem, configuration, "queries", rows, pitch, padded, programs, span, chain, reverse=False)
+    chunk = configuration.shape.chunk
+    return _plan(problem, configuration, "queries", rows, pitch, padded, programs, chunk, span, chain, reverse=False)
 
 
 def plan_keys(problem: Problem, configuration: Configuration, pitch: int, programs: int, chain: Chain) -> Work:
     """Plan tiles of 128 keys for the backward kernel; its table is reversed."""
     span = table_span(problem, configuration.radius, 64)
-    return _plan(problem, configuration, "keys", KEY_TILE, pitch, True, programs, span, chain, reverse=True)
+    return _plan(
+        problem, configuration, "keys", KEY_TILE, pitch, True, programs, TURNS_A_CHUNK, span, chain, reverse=True
+    )
 
 
 def _plan(
     problem: Problem, configuration: Configuration, what: str, rows: int, pitch: int, padded: bool, programs: int,
-    span: int, chain: Chain, *, reverse: bool,
+    chunk: int, span: int, chain: Chain, *, reverse: bool,
 ) -> Work:  # fmt: skip
     device, heads, causal = problem.q.device, problem.heads, configuration.causal
     length = problem.num_queries if what == "queries" else problem.num_keys
@@ -159,6 +162,7 @@ def _plan(
             "shift": problem.offset or 0,
             "pitch": pitch,
             "turns": turns,
+            "chunk": chunk * programs,
         },
     )
 

@@ -1,0 +1,1 @@
+"""The forward of the Hopper kernels in each of its shapes, beside cuDNN without a bias."""
