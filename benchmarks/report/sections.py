@@ -15,6 +15,7 @@ from benchmarks.tables import Claim
 
 TITLES = {
     "attention": "Attention with T5's bias",
+    "hopper_forward": "Shapes of the Hopper attention's forward",
     "decode": "Attention in a step of decoding",
     "cross_entropy": "Cross-entropy of given logits",
     "linear_cross_entropy": "Linear + cross-entropy",

@@ -147,9 +147,19 @@ def tasks_rows() -> list[dict]:
     ]
 
 
+def hopper_forward_rows() -> list[dict]:
+    base = {**ENVIRONMENT, "case": "hopper_forward", "date": DATE, "head_dim": 64, "length": 1024, "mask": "full"}
+    return [
+        {**base, "layout": "tokens", "implementation": f"{n} consumers", "consumers": n, "phase": "forward",
+         "p50_ms": 1.0, "ratio": n / 2, "yardstick": "cudnn"}
+        for n in (2, 3)
+    ]  # fmt: skip
+
+
 def make_results(folder: Path) -> None:
     """Write a CSV file of every case."""
     cases = [attention_rows(DATE), collator_rows(), precision_rows(), curve_rows(), decode_rows(), pretrain_rows()]
-    cases += [scaling_rows(), generation_rows(), heads_rows(), tasks_rows(), *map(bandwidth_rows, BANDWIDTH_COLUMNS)]
+    cases += [scaling_rows(), generation_rows(), heads_rows(), tasks_rows(), hopper_forward_rows()]
+    cases += map(bandwidth_rows, BANDWIDTH_COLUMNS)
     for rows in cases:
         append_rows(folder / f"{rows[0]['case']}.csv", rows)

@@ -6,10 +6,12 @@ executed as they stand. It fails on what a GPU would only sometimes show:
 
 - a deadlock, or a barrier that opens too often;
 - shared memory written while a TMA store or a matrix product still reads it, or read while a TMA load is under way;
-- the result of a matrix product used before a wait that covers it.
+- the result of a matrix product used before a wait that covers it;
+- shared memory written from registers and read by a copy or a product without a fence between;
+- shared memory written again after a wait for stores, which one thread does, without a barrier of the group's threads.
 
 TMA descriptors are the host's own, with 64-bit addresses that wrap and bounds for each dimension. What it cannot show:
-layouts in shared memory, fences between proxies, races inside a warp group, and faults of the compiler.
+layouts in shared memory, other races inside a warp group, and faults of the compiler.
 """
 
 from __future__ import annotations
@@ -136,7 +138,7 @@ class Shared:
         return values(self.memory.clone())
 
     def store(self, value: Tensor) -> None:
-        NOW.machine.writes(self)
+        NOW.machine.writes_inside(self)
         assert value.shape == self.memory.shape
         assert value.dtype == self.memory.dtype
         self.memory.copy_(value)
@@ -206,11 +208,28 @@ class Machine:
         self.turns: dict[int, threading.Semaphore] = {}
         self.finished = threading.Semaphore(0)
         self.failure: BaseException | None = None
+        self.unfenced: list[tuple[int | None, Shared]] = []  # written, and not yet to be seen by copies and products
+        self.sources: dict[int, list[tuple[int, Shared]]] = {}  # stores since a group's last wait for them
+        self.told: list[tuple[int, Shared]] = []  # read by them, as one thread of the group alone knows
         self.local = threading.local()
 
     @property
     def group(self) -> int:
         return self.local.group
+
+    def fence(self) -> None:
+        group = getattr(self.local, "group", None)
+        self.unfenced = [item for item in self.unfenced if item[0] != group]
+
+    def tell(self) -> None:
+        """Bring a group's threads together: all know now that its stores have read what they waited for."""
+        self.told = [item for item in self.told if item[0] != self.group]
+
+    def reads_outside(self, buffer: Shared) -> None:
+        """Read by the copy engine or a matrix product."""
+        if any(other.overlaps(buffer) for _, other in self.unfenced):
+            raise HazardError("shared memory read by a copy or a product before a fence")
+        self.reads(buffer)
 
     def reads(self, buffer: Shared) -> None:
         for kind, _, other, _ in self.background:
@@ -225,12 +244,20 @@ class Machine:
             if any(operand.overlaps(buffer) for _, operands in products for operand in operands):
                 raise HazardError("shared memory written while a matrix product reads it")
 
+    def writes_inside(self, buffer: Shared) -> None:
+        """Write from registers."""
+        self.writes(buffer)
+        if any(other.overlaps(buffer) for _, other in self.told):
+            raise HazardError("shared memory written by threads that do not know of a store's end")
+        self.unfenced.append((getattr(self.local, "group", None), buffer))
+
     def start(self, kind: str, buffer: Shared, effect: Callable[[], None]) -> None:
         if kind == "load":
             self.writes(buffer)
             buffer.memory.fill_(torch.nan)
         else:
-            self.reads(buffer)
+            self.reads_outside(buffer)
+            self.sources.setdefault(self.group, []).append((self.group, buffer))
         self.background.append((kind, self.group, buffer, effect))
         self.switch(lambda: True)
 
@@ -238,10 +265,11 @@ class Machine:
         self.background.pop(index)[3]()
 
     def drain(self, group: int) -> None:
-        """Finish the stores of a warp group."""
+        """Finish the stores of a warp group, as the one thread that started them waits for."""
         for index in reversed(range(len(self.background))):
             if self.background[index][:2] == ("store", group):
                 self.complete(index)
+        self.told += self.sources.pop(group, [])
 
     def switch(self, ready: Callable[[], bool]) -> None:
         """Let others run; come back once `ready`."""
@@ -313,7 +341,7 @@ def _product(a, b, acc, *, use_acc=True, is_async=False):
     machine, group = NOW.machine, NOW.machine.group
     operands = [x for x in (a, b) if isinstance(x, Shared)]
     for operand in operands:
-        machine.reads(operand)
+        machine.reads_outside(operand)
     left, right = (x.memory if isinstance(x, Shared) else x for x in (a, b))
     assert left.dtype == right.dtype
     total = acc.value if isinstance(acc, Pending) else acc
@@ -375,6 +403,11 @@ def _arrive_after_copies(barrier, increment_count):
     for item in vectors:
         NOW.machine.complete(NOW.machine.background.index(item))
     barrier.arrive(32)
+
+
+def _arrive(barrier, count):
+    NOW.machine.tell()  # the compiler puts a barrier of the group's threads before it
+    barrier.arrive(count)
 
 
 def _expect(barrier, size):
@@ -443,15 +476,15 @@ _OVERRIDES = {
     "tma": types.SimpleNamespace(store_wait=lambda left_over: NOW.machine.drain(NOW.machine.group)),
     "mbarrier": types.SimpleNamespace(
         wait=lambda barrier, phase: NOW.machine.switch(lambda: barrier.phase != phase),
-        arrive=lambda barrier, count: barrier.arrive(count),
+        arrive=_arrive,
         expect=_expect,
     ),
     "async_copy": types.SimpleNamespace(mbarrier_arrive=_arrive_after_copies),
     "barriers": lambda n, count: types.SimpleNamespace(index=[Barrier(count) for _ in range(n)].__getitem__),
     "warpgroup_mma": _product,
     "warpgroup_mma_wait": _product_wait,
-    "fence_async_shared": lambda: None,
-    "group_barrier": lambda: None,
+    "fence_async_shared": lambda: NOW.machine.fence(),
+    "group_barrier": lambda: NOW.machine.tell(),
     "await_previous": lambda: None,
     "reinterpret": lambda buffer, dtype, shape, layout: buffer.reinterpret(dtype, shape),
     "release_next": lambda: None,

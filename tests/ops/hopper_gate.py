@@ -192,10 +192,11 @@ def check_supporting(index: int) -> tuple[str, list[str]]:
             types[name] = "*fp32" if pointer else "fp32" if name == "scale" else "i32"
     title = f"{kernel.__name__} {values}"
     try:
-        triton.compile(ASTSource(kernel, types, values), target=GPUTarget("cuda", 90, 32))
+        ptx = triton.compile(ASTSource(kernel, types, values), target=GPUTarget("cuda", 90, 32)).asm["ptx"]
     except Exception as error:  # the compiler raises many kinds
         return title, [f"does not compile: {error}"]
-    return title, []
+    early = "st.global" in ptx.split("griddepcontrol.wait")[0]
+    return title, ["stores before it waits for the kernel before"] * (early and values.get("CHAIN", False))
 
 
 def main() -> int:

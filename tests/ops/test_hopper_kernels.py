@@ -235,12 +235,22 @@ def test_strided_inputs_are_read_where_they_lie(launches, monkeypatch):
 
 
 @pytest.mark.skipif(CUDA, reason="the device itself runs the kernels")
-@pytest.mark.parametrize(("part", "message"), [("wait", "while|under way"), ("arrive", "deadlock")])
-def test_the_emulator_sees_what_a_barrier_is_for(part, message, monkeypatch):
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("mbarrier.wait", "while|under way"),
+        ("mbarrier.arrive", "deadlock"),
+        ("fence_async_shared", "before a fence"),
+        ("group_barrier", "do not know of a store's end"),
+    ],
+)
+def test_the_emulator_sees_what_each_means_of_order_is_for(part, message, monkeypatch):
     kernel = EmulatedKernel("forward_kernel")
     space = kernel.function.__globals__
-    parts = dict(vars(space["mbarrier"]), **{part: lambda *a, **k: None})
-    monkeypatch.setitem(space, "mbarrier", types.SimpleNamespace(**parts))
+    name, _, member = part.partition(".")
+    nothing = lambda *a, **k: None  # noqa: E731
+    changed = types.SimpleNamespace(**{**vars(space[name]), member: nothing}) if member else nothing
+    monkeypatch.setitem(space, name, changed)
     monkeypatch.setattr(launch, "forward_kernel", kernel)
     monkeypatch.setattr(dispatch, "_give_up", lambda configuration, device, error: (_ for _ in ()).throw(error))
     with pytest.raises(HazardError, match=message):

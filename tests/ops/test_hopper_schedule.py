@@ -1,5 +1,6 @@
 """Which program of a Hopper kernel takes which tile: each exactly once, evenly, whatever the lengths."""
 
+import inspect
 import math
 
 import pytest
@@ -7,7 +8,9 @@ import torch
 import triton
 
 from fat5.ops.attention.hopper.records import BEYOND, KEY_TILES, QUERY_TILES, make_records
+from fat5.ops.attention.hopper.rows import prepare_kernel
 from fat5.ops.attention.hopper.setup import ALIBI, DISTANCE, NONE, setup_kernel
+from fat5.ops.attention.hopper.table_gradient import table_kernel
 from fat5.ops.attention.tile_scores import END_OFFSET, OWN_OFFSET
 from tests.ops.gluon_emulator import kernel_function
 
@@ -43,6 +46,14 @@ def test_causal_tiles_are_dealt_once_and_evenly(blocks, sequences, programs, tur
     work = blocks - schedule % blocks if falling else schedule % blocks + 1
     loads = torch.where(schedule >= 0, work, 0).sum(0)
     assert int(loads.max()) <= max(blocks, 1.06 * float(loads.float().mean()) + 1)
+
+
+@pytest.mark.parametrize("kernel", [setup_kernel, prepare_kernel, table_kernel])
+def test_a_kernel_launched_early_waits_before_it_stores(kernel):
+    """Under deterministic algorithms PyTorch fills new memory, by a kernel that may still be writing until then."""
+    lines = [line.strip() for line in inspect.getsource(kernel.fn).splitlines()]
+    stores = [number for number, line in enumerate(lines) if line.startswith("tl.store(")]
+    assert lines.index("gdc_wait()") < min(stores)
 
 
 @pytest.mark.parametrize("reverse", [False, True])

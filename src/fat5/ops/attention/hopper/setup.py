@@ -62,7 +62,7 @@ def setup_kernel(
     first = _bias_at(distance, Bias, head, scale, RADIUS, BIAS, CAUSAL)
     second = _bias_at(distance + step, Bias, head, scale, RADIUS, BIAS, CAUSAL)
     pairs = Table + (head.to(tl.int64) * 2 * span + entry) * 2
-    tl.store(pairs, first, mask=entry < 2 * span)
-    tl.store(pairs + 1, second, mask=entry < 2 * span)
     if CHAIN:
         gdc_wait()
+    tl.store(pairs, first, mask=entry < 2 * span)
+    tl.store(pairs + 1, second, mask=entry < 2 * span)

@@ -34,9 +34,9 @@ class Chain:
 
     On Hopper a kernel launched so starts when every program of the one before has announced that it may
     (`gdc_launch_dependents`) or has ended; it prepares what does not depend on that one, and waits (`await_previous`).
-    The first kernel of a chain is launched the common way, after all work before. Each kernel waits in each program,
-    be it at its end, so that the end of one is the end of all before it; none writes before it waits but into memory
-    of its own.
+    The first kernel of a chain is launched the common way, after all work before. Each kernel waits in each program, so
+    that the end of one is the end of all before it, and none writes before it waits: memory of its own may be filled by
+    PyTorch until then, under deterministic algorithms.
     """
 
     def __init__(self, device: torch.device) -> None:
