@@ -29,9 +29,10 @@ from fat5.ops.attention.kernel_arguments import (
 from fat5.ops.attention.problem import Problem
 from fat5.ops.attention.query_gradient import query_kernel
 from fat5.ops.attention.side_stream import SideStream
-from fat5.ops.attention.tile_launch import grid_of, launch_fitting, on_device, processors, query_tiles
+from fat5.ops.attention.tile_launch import grid_of, launch_fitting, query_tiles
 from fat5.ops.attention.tiles import Tile
 from fat5.ops.dependent_launch import dependent_launch, follower_options
+from fat5.ops.launching import on_device, processors
 
 _BAND_PROGRAMS = 2  # programs of the band kernel a multiprocessor
 

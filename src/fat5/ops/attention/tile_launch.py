@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -26,12 +25,6 @@ def _capability(device: torch.device) -> int:
         return 80
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
-
-
-@functools.cache
-def processors(device: torch.device) -> int:
-    """Return the number of multiprocessors."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
 
 
 _fitting: dict[tuple, Tile] = {}
@@ -64,11 +57,6 @@ def launch_fitting(kernel: str, problem: Problem, run: Callable[[Tile], Any]) ->
         _fitting[key] = tile
         return tile
     raise RuntimeError(f"no tile of the {kernel} kernel fits {device} at head dimension {problem.head_dim}")
-
-
-def on_device(x: Tensor) -> Any:
-    """Return a context in which launches go to the tensor's own device."""
-    return torch.cuda.device(x.device) if x.device.type == "cuda" else nullcontext()
 
 
 def grid_of(problem: Problem, length: int, block: int, tiles: Tensor | None) -> tuple[int, int]:

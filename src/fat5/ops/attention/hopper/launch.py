@@ -19,8 +19,9 @@ from fat5.ops.attention.hopper.query_gradient import query_kernel
 from fat5.ops.attention.hopper.rows import prepare_kernel
 from fat5.ops.attention.hopper.support import radius_of
 from fat5.ops.attention.hopper.table_gradient import table_kernel
-from fat5.ops.attention.hopper.work import GROUP, Chain, Work, plan_keys, plan_queries, processors
+from fat5.ops.attention.hopper.work import GROUP, Chain, Work, plan_keys, plan_queries
 from fat5.ops.attention.problem import Problem
+from fat5.ops.launching import processors
 
 _LOG2E = 1.4426950408889634
 _SHARES = 16  # programs that sum the near tiles of one offset and head

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from fat5.ops.attention.hopper.records import KEY_TILES, QUERY_TILES, make_recor
 from fat5.ops.attention.hopper.support import radius_of
 from fat5.ops.attention.problem import Problem
 from fat5.ops.attention.tile_scores import END_OFFSET, OWN_OFFSET, SHARED_OFFSET
-from fat5.ops.dependent_launch import dependent_launch
+from fat5.ops.dependent_launch import dependent_launch, follower_options
 
 _BIAS_KINDS = {
     "none": setup.NONE.value,
@@ -41,6 +40,7 @@ class Chain:
 
     def __init__(self, device: torch.device) -> None:
         self._early = dependent_launch(device)
+        self._options = follower_options(device)
         self._begun = False
 
     def link(self) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class Chain:
     def start(self) -> dict[str, Any]:
         """Return the options of the next launch of a Gluon kernel, which waits in any case."""
         begun, self._begun = self._begun, True
-        return {"launch_pdl": True} if begun and self._early else {}
+        return self._options if begun else {}
 
     def end(self) -> None:
         """Have the next launch start after all before it: some other kernel came between."""
@@ -70,12 +70,6 @@ class Work:
     programs: int
     slots: int
     arguments: dict[str, Any]
-
-
-@functools.cache
-def processors(device: torch.device) -> int:
-    """Return the number of multiprocessors of a card, and so of programs that run at once."""
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def table_span(problem: Problem, radius: int, columns: int) -> int:
