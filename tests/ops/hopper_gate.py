@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -117,8 +118,27 @@ def check(case: tuple[str, Configuration]) -> tuple[str, list[str]]:
         wrong.append(f"needs {compiled.metadata.shared} bytes of shared memory")
     if "HGMMA" not in listing:
         wrong.append("has no HGMMA")
+    if configuration.ragged:
+        wrong += stale_fields(compiled.asm["ptx"], 3 if configuration.shape.consumers == 3 else 2)
     wrong += overwritten_operands(listing)[:4] + unsteady_descriptors(listing)[:4]
     return f"{title}: {registers} registers, {spilled} B spilled, {compiled.metadata.shared} B shared", wrong
+
+
+def stale_fields(ptx: str, consumers: int) -> list[str]:
+    """Return what is wrong with the loads of a record's fields.
+
+    A consumer loads a field before its loop and in each turn of it, the producer once. Triton 3.6 drops a value that a
+    loop carries and whose only use is the bound of a loop inside: it is then loaded once a consumer, and every tile has
+    the first one's.
+    """
+    fields = {place: int(offset) for place, offset in re.findall(r"add\.s64\s+(%rd\d+), %rd\d+, (\d+);", ptx)}
+    loads = Counter(
+        fields[place]
+        for place in re.findall(r"ld\.global\.b32 \{ %r\d+ \}, \[ (%rd\d+) \+ 0 \]", ptx)
+        if place in fields
+    )
+    wrong = sorted(offset // 4 for offset, count in loads.items() if count % (2 * consumers) > 1)
+    return [f"field {field} of a record is loaded for a program's first tile alone" for field in wrong]
 
 
 def cases(everything: bool) -> Iterator[tuple[str, Configuration]]:

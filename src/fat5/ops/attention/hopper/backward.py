@@ -53,6 +53,16 @@ def own_copy(x, zero, KEEP: gl.constexpr):
 
 
 @gluon.jit
+def kept(x):
+    """Return x, as a value with a use that Triton sees.
+
+    Triton 3.6 drops a value that a loop carries and whose only use is the bound of a loop inside: every turn then has
+    the first one's.
+    """
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def selectors(K: gl.constexpr, E: gl.constexpr):
     """Make three tiles [8, K]: zeros; ones in row 0; ones in row 1.
 
@@ -162,6 +172,7 @@ def key_consumer(
     for turn in range(work[8]):
         there, head, first, qy, qx, ky, kx, queries, keys, shift, rows, slot = upcoming
         if there:
+            query_tiles = (kept(queries) + BM - 1) // BM
             n0 = first + c * 64
             origin = n0 - shift  # a query's row at distance 0 from the first key
             table = Table + head * width
@@ -189,7 +200,7 @@ def key_consumer(
             else:
                 k = sk_own
                 v = sv_own
-            for i in range(first_query_tile(first, shift, BM, CAUSAL), (queries + BM - 1) // BM):
+            for i in range(first_query_tile(first, shift, BM, CAUSAL), query_tiles):
                 stage = used % NB
                 phase = (used // NB) & 1
                 m0 = i * BM
