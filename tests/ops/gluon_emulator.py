@@ -191,6 +191,7 @@ _OVERRIDES = {
     "await_previous": lambda: None,
     "reinterpret": lambda buffer, dtype, shape, layout: buffer.reinterpret(dtype, shape),
     "release_next": lambda: None,
+    "kept": lambda x: x,
     "tma_load": _tma_load,
     "tma_store": _tma_store,
     "tma_add": lambda desc, coordinates, buffer: _tma_store(desc, coordinates, buffer, add=True),

@@ -34,6 +34,7 @@ from fat5.ops.attention.hopper.configuration import Configuration, ForwardShape
 from fat5.ops.attention.hopper.forward import forward_kernel
 from fat5.ops.attention.hopper.launch import constants
 from fat5.ops.attention.hopper.query_gradient import query_kernel
+from fat5.ops.attention.hopper.records import FIELDS
 from fat5.ops.attention.hopper.self_check import all_configurations, all_shapes
 from fat5.ops.attention.tiles import SHARED_MEMORY
 from tests.ops.sass import overwritten_operands
@@ -127,18 +128,15 @@ def check(case: tuple[str, Configuration]) -> tuple[str, list[str]]:
 def stale_fields(ptx: str, consumers: int) -> list[str]:
     """Return what is wrong with the loads of a record's fields.
 
-    A consumer loads a field before its loop and in each turn of it, the producer once. Triton 3.6 drops a value that a
-    loop carries and whose only use is the bound of a loop inside: it is then loaded once a consumer, and every tile has
-    the first one's.
+    Each consumer loads a field before its loop and in each turn of it, the producer once. Triton 3.6 drops a value that
+    a loop carries and whose only use is the bound of a loop inside: it is then loaded before the loop alone, and every
+    tile has the first one's.
     """
-    fields = {place: int(offset) for place, offset in re.findall(r"add\.s64\s+(%rd\d+), %rd\d+, (\d+);", ptx)}
-    loads = Counter(
-        fields[place]
-        for place in re.findall(r"ld\.global\.b32 \{ %r\d+ \}, \[ (%rd\d+) \+ 0 \]", ptx)
-        if place in fields
-    )
-    wrong = sorted(offset // 4 for offset, count in loads.items() if count % (2 * consumers) > 1)
-    return [f"field {field} of a record is loaded for a program's first tile alone" for field in wrong]
+    places = dict(re.findall(r"add\.s64\s+(%rd\d+), %rd\d+, (\d+);", ptx))
+    loaded = re.findall(r"ld\.global\.b32 \{ %r\d+ \}, \[ (%rd\d+) \+ 0 \]", ptx)
+    counts = Counter(int(places[place]) // 4 for place in loaded if place in places)
+    stale = [field for field in range(1, FIELDS.value) if 1 < counts[field] < 2 * consumers]
+    return [f"field {field} of a record is loaded for a program's first tile alone" for field in stale]
 
 
 def cases(everything: bool) -> Iterator[tuple[str, Configuration]]:

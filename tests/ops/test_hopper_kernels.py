@@ -14,6 +14,7 @@ from fat5.ops.attention.hopper import configuration, dispatch, launch
 from fat5.ops.attention.hopper.configuration import ForwardShape
 from fat5.ops.attention.reference import attention_reference, packed_attention_reference
 from tests.ops.gluon_emulator import EmulatedKernel, HazardError
+from tests.ops.table_rounding import table_rounding
 from tests.ops.test_attention_kernels import CUDA, DEVICE, compare, make_inputs, relative_error, reproducible, run
 
 BF16 = torch.bfloat16
@@ -150,8 +151,12 @@ def assert_equals_formula(leaves, make, causal):
         tensors = leaves if options else [x.detach().double().requires_grad_() for x in leaves]
         out = attention(*tensors[:3], bias=make(*tensors[3:]), causal=causal, softmax_scale=0.125, **options)
         results.append([out, *torch.autograd.grad(out, tensors, weights.to(out.dtype))])
-    for ours, exact in zip(*results, strict=True):
-        assert relative_error(ours.detach(), exact.detach()) < 8e-3
+    table_gradient = results[1][-1]
+    for index, (ours, exact) in enumerate(zip(*results, strict=True)):
+        allowed = 8e-3
+        if index > 3:
+            allowed = max(allowed, 3 * table_rounding("relative", results[0][0], weights, table_gradient))
+        assert relative_error(ours.detach(), exact.detach()) < allowed, index
 
 
 @pytest.mark.parametrize(("symmetric", "causal"), [(True, False), (False, True)])
