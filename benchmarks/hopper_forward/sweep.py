@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
-import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 
 import torch
@@ -17,8 +14,9 @@ from benchmarks.hopper_forward.report import Rows, fastest
 from benchmarks.hopper_forward.stage import Stage
 from benchmarks.registry import UsageError
 from benchmarks.session import Session
+from fat5.ops.attention.hopper.comparison import examine_all, usable_cores
 from fat5.ops.attention.hopper.configuration import TURNS_A_CHUNK, Configuration, ForwardShape
-from fat5.ops.attention.hopper.dispatch import examine, unavailable
+from fat5.ops.attention.hopper.dispatch import unavailable
 from fat5.ops.attention.hopper.self_check import all_shapes
 
 
@@ -100,14 +98,9 @@ def compile_all(configurations: Iterable[Configuration]) -> dict[Configuration, 
         What is wrong with each configuration, or None. The compiled kernels stay in Triton's cache on the disk.
     """
     todo = list(dict.fromkeys(configurations))
-    workers = min(len(todo), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    print(f"compiling {len(todo)} kernels in {workers} processes", file=sys.stderr, flush=True)
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        return dict(zip(todo, pool.map(_examine, todo), strict=True))
-
-
-def _examine(configuration: Configuration) -> str | None:
-    return examine(configuration, torch.device("cuda", torch.cuda.current_device()))
+    workers = usable_cores()
+    print(f"compiling {len(todo)} kernels in {min(workers, len(todo))} processes", file=sys.stderr, flush=True)
+    return dict(examine_all(todo, torch.device("cuda", torch.cuda.current_device()), workers))
 
 
 @torch.no_grad()

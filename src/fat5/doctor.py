@@ -21,6 +21,8 @@ from fat5.version import __version__
 
 _NEEDED = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "numba", "pyarrow", "numpy")
 _OPTIONAL = ("triton",)
+_MOST_WORKERS = 8  # each holds a context of the card
+_MOST_WORKERS = 8  # of the comparison of the Hopper kernels; each holds a context of the card
 _TOLERANCE = 5e-3  # of float32 inputs; a GPU may multiply them in TF32, which keeps 10 bits
 
 
@@ -105,7 +107,7 @@ def _backends() -> list[Check]:
             continue
         gpu = torch.cuda.is_available()
         if name == "hopper" and not hopper_by_default():
-            checks.append(Check("attention backends", name, f"not in use: set {HOPPER_SWITCH}=1 to try and compare it"))
+            checks.append(Check("attention backends", name, f"not in use: {HOPPER_SWITCH}=0 is set"))
             continue
         for device in ["cpu", "cuda"] if name == "torch" and gpu else ["cuda" if gpu else "cpu"]:
             checks.append(_self_check(name, device))
@@ -116,15 +118,16 @@ def _backends() -> list[Check]:
 
 def _hopper_kernels(device: torch.device) -> list[Check]:
     """Compare every configuration of the Hopper kernels with the portable ones, which take over where one differs."""
-    from fat5.ops.attention.hopper.dispatch import examine
+    from fat5.ops.attention.hopper.comparison import examine_all, usable_cores
     from fat5.ops.attention.hopper.self_check import all_configurations
 
     configurations = list(all_configurations())
-    wrong = {}
-    for configuration in tqdm(configurations, desc="comparing the Hopper kernels", unit="kernel", disable=None):
-        reason = examine(configuration, device)
-        if reason is not None:
-            wrong[configuration] = reason
+    workers = min(usable_cores(), _MOST_WORKERS) if device.type == "cuda" else 1
+    verdicts = examine_all(configurations, device, workers)
+    progress = tqdm(
+        verdicts, desc="comparing the Hopper kernels", total=len(configurations), unit="kernel", disable=None
+    )
+    wrong = {configuration: reason for configuration, reason in progress if reason is not None}
     agreeing = len(configurations) - len(wrong)
     detail = f"{agreeing} of {len(configurations)} configurations agree with the portable kernels"
     lines = [

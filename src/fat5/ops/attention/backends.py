@@ -16,7 +16,7 @@ from fat5.ops.attention.custom_ops import define_ops
 from fat5.ops.attention.hopper.support import takes_tensors
 
 HOPPER_SWITCH = "FAT5_HOPPER"
-"""Environment variable: 1 lets "auto" take the backend `hopper`, until all its tests have passed on a card."""
+"""Environment variable: with 0 "auto" does not take the backend `hopper`."""
 
 MIN_CAPABILITY = (8, 0)
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
@@ -110,7 +110,7 @@ def choose_backend(name: str, q: Tensor) -> Any:
 @torch.compiler.assume_constant_result
 def hopper_by_default() -> bool:
     """Return whether "auto" may take the backend `hopper`."""
-    return os.environ.get(HOPPER_SWITCH) == "1"
+    return os.environ.get(HOPPER_SWITCH) != "0"
 
 
 _reasons: dict[str, str | None] = {}

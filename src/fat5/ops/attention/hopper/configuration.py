@@ -105,10 +105,13 @@ def forward_shape(configuration: Configuration, num_keys: int) -> ForwardShape:
     """Return the shape of a forward on rows of `num_keys` keys, as measured on an H200."""
     # The third consumer has few registers: it spills with tails and at 128; causal rows and rows without a bias are not
     # measured with it.
-    few = configuration.head_dim == 64 and configuration.bias and not (configuration.causal or configuration.tails)
+    wide = configuration.head_dim == 128
+    few = not wide and configuration.bias and not (configuration.causal or configuration.tails)
     if few and num_keys > _THREE_CONSUMERS_FROM:
         return ForwardShape(consumers=3, ahead=False)  # nor has it registers for a tile begun ahead
-    return ForwardShape(ahead=not (configuration.tails and configuration.radius == EVERYWHERE))
+    # Causal tiles are short, and end beside each other anyway. ALiBi with tails has no registers for the next tile.
+    ahead = not configuration.causal and not (configuration.tails and configuration.radius == EVERYWHERE)
+    return ForwardShape(stages=2 if wide else 3, ahead=ahead)
 
 
 def backward_configuration(problem: Problem, bias_grad: bool, deterministic: bool) -> Configuration:
