@@ -21,7 +21,6 @@ from fat5.version import __version__
 
 _NEEDED = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "numba", "pyarrow", "numpy")
 _OPTIONAL = ("triton",)
-_MOST_WORKERS = 8  # each holds a context of the card
 _MOST_WORKERS = 8  # of the comparison of the Hopper kernels; each holds a context of the card
 _TOLERANCE = 5e-3  # of float32 inputs; a GPU may multiply them in TF32, which keeps 10 bits
 

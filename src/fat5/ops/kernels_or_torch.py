@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fat5.errors import nearest
-from fat5.ops.attention.backends import BACKENDS
+from fat5.ops.attention.backends import triton_unavailable
 
 NAMES = ("auto", "torch", "triton")
 KERNEL_TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -57,5 +57,5 @@ _reasons: list[str | None] = []
 @torch.compiler.assume_constant_result
 def _unavailable() -> str | None:
     if not _reasons:
-        _reasons.append(BACKENDS["triton"]())
+        _reasons.append(triton_unavailable())
     return _reasons[0]

@@ -41,7 +41,8 @@ def _torch_unavailable() -> str | None:
     return None
 
 
-def _triton_unavailable() -> str | None:
+def triton_unavailable() -> str | None:
+    """Return why the Triton kernels run on no tensor here, or None."""
     if "triton" not in _OPS:
         return "the package triton is not installed"
     if _INTERPRETED:
@@ -56,7 +57,7 @@ def _triton_unavailable() -> str | None:
 
 
 def _hopper_unavailable() -> str | None:
-    reason = _triton_unavailable()
+    reason = triton_unavailable()
     if reason is not None:
         return reason
     if _INTERPRETED:
@@ -66,7 +67,7 @@ def _hopper_unavailable() -> str | None:
 
 BACKENDS: dict[str, Callable[[], str | None]] = {
     "torch": _torch_unavailable,
-    "triton": _triton_unavailable,
+    "triton": triton_unavailable,
     "hopper": _hopper_unavailable,
 }
 """Backends by name, each with a function that returns None where the backend works, else the reason why not.
