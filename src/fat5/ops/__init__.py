@@ -10,6 +10,7 @@ from fat5.ops.attention.bias import (
     relative_position_buckets,
     saturation_radius,
 )
+from fat5.ops.attention.joined import joined_attention
 from fat5.ops.inductor_messages import shorten as _shorten_inductor_messages
 from fat5.ops.loss import CrossEntropyOutput, cross_entropy, linear_cross_entropy
 from fat5.ops.norm import add_rms_norm, rms_norm
@@ -29,6 +30,7 @@ __all__ = [
     "cross_entropy",
     "flash_attention",
     "gated_gelu",
+    "joined_attention",
     "linear_cross_entropy",
     "relative_position_buckets",
     "rms_norm",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -67,11 +69,45 @@ def flash_attention(
 
     Source: Dao et al., FlashAttention (2022); Raffel et al., T5 (2020).
     """
+    q, k, v = (autocast(x) for x in (q, k, v))
+    if softmax_scale < 0:  # the kernels take the maximum before the scale
+        q, softmax_scale = -q, -softmax_scale
+    arguments = op_arguments(
+        q, k, v, bias=bias, causal=causal, softmax_scale=softmax_scale, query_offset=query_offset,
+        key_starts=key_starts, key_lengths=key_lengths, window_size=window_size, cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, dropout_p=dropout_p,
+    )  # fmt: skip
+    out, _ = choose_backend(backend, q)(q, k, v, *arguments)
+    return out
+
+
+def autocast(x: Tensor) -> Tensor:
+    """Return a tensor in autocast's type where autocast is on."""
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+
+
+def op_arguments(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    bias: AttentionBias | None = None,
+    causal: bool = False,
+    softmax_scale: float = 1.0,
+    query_offset: int | Tensor | None = None,
+    key_starts: Tensor | None = None,
+    key_lengths: Tensor | None = None,
+    window_size: None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    dropout_p: float = 0.0,
+) -> tuple[Any, ...]:
+    """Check the arguments of `flash_attention`, and return what its custom ops take behind the tensors."""
     if window_size is not None:
         raise ValueError(f"got window_size={window_size!r}; it is reserved and must be None in this version")
-    if torch.is_autocast_enabled(q.device.type):
-        dtype = torch.get_autocast_dtype(q.device.type)
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     packed = cu_seqlens_q is not None or cu_seqlens_k is not None
     _check_inputs(q, k, v, packed)
     if packed:
@@ -89,13 +125,7 @@ def flash_attention(
     offset = query_offset if not isinstance(query_offset, Tensor) else None
     if query_offset is None and not packed:
         offset = k.shape[1] - q.shape[1]
-    if softmax_scale < 0:  # the kernels take the maximum before the scale
-        q, softmax_scale = -q, -softmax_scale
-    attend = choose_backend(backend, q)
-    out, _ = attend(
-        q,
-        k,
-        v,
+    return (
         bias_tensor,
         bias_kind,
         offset,
@@ -109,7 +139,6 @@ def flash_attention(
         float(dropout_p),
         torch.randint(_MAX_SEED, (), device=q.device) if dropout_p > 0 else None,
     )
-    return out
 
 
 def _check_inputs(q: Tensor, k: Tensor, v: Tensor, packed: bool) -> None:

@@ -14,6 +14,7 @@ from fat5.errors import nearest
 from fat5.ops.attention import torch_backend
 from fat5.ops.attention.custom_ops import define_ops
 from fat5.ops.attention.hopper.support import takes_tensors
+from fat5.ops.attention.joined_ops import define_joined_ops
 
 HOPPER_SWITCH = "FAT5_HOPPER"
 """Environment variable: with 0 "auto" does not take the backend `hopper`."""
@@ -22,7 +23,9 @@ MIN_CAPABILITY = (8, 0)
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 
 torch_attention, torch_attention_backward = define_ops("torch", torch_backend.run_forward, torch_backend.run_backward)
+torch_joined, torch_joined_backward = define_joined_ops("torch", torch_backend.run_forward, torch_backend.run_backward)
 _OPS: dict[str, Any] = {"torch": torch_attention}
+_JOINED_OPS: dict[str, Any] = {"torch": torch_joined}
 _INTERPRETED = False
 
 if importlib.util.find_spec("triton") is not None:
@@ -34,7 +37,10 @@ if importlib.util.find_spec("triton") is not None:
     _INTERPRETED = bool(triton.knobs.runtime.interpret)
     triton_attention, triton_attention_backward = define_ops("triton", launch.run_forward, launch.run_backward)
     hopper_attention, hopper_attention_backward = define_ops("hopper", hopper.run_forward, hopper.run_backward)
+    triton_joined, triton_joined_backward = define_joined_ops("triton", launch.run_forward, launch.run_backward)
+    hopper_joined, hopper_joined_backward = define_joined_ops("hopper", hopper.run_forward, hopper.run_backward)
     _OPS |= {"triton": triton_attention, "hopper": hopper_attention}
+    _JOINED_OPS |= {"triton": triton_joined, "hopper": hopper_joined}
 
 
 def _torch_unavailable() -> str | None:
@@ -87,25 +93,26 @@ def _triton_refuses(q: Tensor) -> str | None:
     return None
 
 
-def choose_backend(name: str, q: Tensor) -> Any:
-    """Return the custom op of the backend for these queries.
+def choose_backend(name: str, q: Tensor, *, joined: bool = False) -> Any:
+    """Return the custom op of the backend for these queries, or that on joined projections.
 
     Raises:
         ValueError: An unknown name, or a backend asked for by name that does not work here or for these inputs.
     """
+    ops = _JOINED_OPS if joined else _OPS
     if name == "torch":
-        return _OPS["torch"]
+        return ops["torch"]
     if name == "auto":
         if not q.is_cuda or _cached_reason("triton") is not None or _triton_refuses(q) is not None:
-            return _OPS["torch"]
+            return ops["torch"]
         faster = hopper_by_default() and _cached_reason("hopper") is None and takes_tensors(q)
-        return _OPS["hopper" if faster else "triton"]
+        return ops["hopper" if faster else "triton"]
     if name not in BACKENDS:
         raise ValueError(f"got backend={name!r}; expected 'auto' or one of {sorted(BACKENDS)}{nearest(name, BACKENDS)}")
     reason = _cached_reason(name) or _triton_refuses(q)
     if reason is not None:
         raise ValueError(f"got backend={name!r}, which does not work here: {reason}; use 'auto' or 'torch'")
-    return _OPS[name]
+    return ops[name]
 
 
 @torch.compiler.assume_constant_result

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fat5.ops.attention.problem import Problem, accumulation_dtype
+from fat5.ops.attention.problem import Gradients, Problem, accumulation_dtype
 
 RunForward = Callable[[Problem], tuple[Tensor, Tensor]]
-RunBackward = Callable[[Problem, Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor, Tensor, Tensor | None]]
+RunBackward = Callable[[Problem, Tensor, Tensor, Tensor, bool, Gradients], tuple[Tensor, Tensor, Tensor, Tensor | None]]
 
 _NOT_COMPUTED = 0  # elements of the tensor that stands for a gradient nobody asked for
 
@@ -23,8 +23,8 @@ def define_ops(name: str, run_forward: RunForward, run_backward: RunBackward) ->
         name: Name of the backend.
         run_forward: Maps a problem to the output, shaped and typed as q, and the log-sum-exp of the scores in the
             accumulation type, `problem.lse_shape`, in whatever base the backend's own backward reads.
-        run_backward: Maps a problem, the gradient of the output, both results of the forward and whether the bias
-            takes a gradient, to the gradients of q, k, v and the bias.
+        run_backward: Maps a problem, the gradient of the output, both results of the forward, whether the bias takes a
+            gradient, and memory for the gradients of q, k and v, to these, written there, and that of the bias.
     """
 
     @torch.library.custom_op(f"fat5::{name}_attention", mutates_args=())
@@ -82,7 +82,9 @@ def define_ops(name: str, run_forward: RunForward, run_backward: RunBackward) ->
             q, k, v, bias, bias_kind, offset, offsets, key_starts, key_lengths, cu_seqlens_q, cu_seqlens_k,
             softmax_scale, causal, dropout_p, seed,
         )  # fmt: skip
-        grad_q, grad_k, grad_v, grad_bias = run_backward(problem, grad_out, out, lse, bias_grad)
+        grad_q, grad_k, grad_v, grad_bias = run_backward(
+            problem, grad_out, out, lse, bias_grad, problem.room_for_gradients()
+        )
         return grad_q, grad_k, grad_v, q.new_zeros(_NOT_COMPUTED) if grad_bias is None else grad_bias
 
     @backward.register_fake

@@ -26,7 +26,7 @@ from fat5.ops.attention.kernel_arguments import (
     strides,
     unit_stride,
 )
-from fat5.ops.attention.problem import Problem
+from fat5.ops.attention.problem import Gradients, Problem
 from fat5.ops.attention.query_gradient import query_kernel
 from fat5.ops.attention.side_stream import SideStream
 from fat5.ops.attention.tile_launch import grid_of, launch_fitting, query_tiles
@@ -68,17 +68,15 @@ def run_forward(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 def run_backward(
-    problem: Problem, grad_out: Tensor, out: Tensor, lse: Tensor, bias_grad: bool
+    problem: Problem, grad_out: Tensor, out: Tensor, lse: Tensor, bias_grad: bool, gradients: Gradients
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the gradients of q, k, v and, if asked for, of the bias in its type."""
+    """Write the gradients of q, k and v, and return them and, if asked for, that of the bias in its type."""
     bias_dtype = None if problem.bias is None else problem.bias.dtype
     softmax_scale = problem.softmax_scale
     problem, grad_out = readable(problem), unit_stride(grad_out)
     table = problem.bias if problem.bias_kind == "distance" else None
     problem = in_log2(problem)
-    grad_q, grad_k, grad_v = (
-        torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (problem.q, problem.k, problem.v)
-    )
+    grad_q, grad_k, grad_v = gradients
     if problem.q.numel() == 0 or problem.k.numel() == 0:
         zeros = torch.zeros_like(problem.bias) if problem.bias is not None and bias_grad else None
         return grad_q.zero_(), grad_k.zero_(), grad_v.zero_(), zeros

@@ -13,6 +13,10 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+Gradients = tuple[Tensor, Tensor, Tensor]
+"""Those of q, k and v; as memory to write to, those of k and v have equal strides."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Problem:
     """The arguments of `fat5.ops.flash_attention`, as the custom ops take them.
@@ -85,3 +89,8 @@ class Problem:
     def lse_shape(self) -> tuple[int, ...]:
         """[B, H, Lq], or packed [H, total_q]."""
         return (self.heads, self.num_queries) if self.packed else (self.batch, self.heads, self.num_queries)
+
+    def room_for_gradients(self) -> Gradients:
+        """Return memory for the gradients of q, k and v, contiguous, that nobody has written."""
+        q, k, v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (self.q, self.k, self.v))
+        return q, k, v

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fat5.ops.attention.bias_blocks import AlibiBlocks, BiasBlocks, DenseBlocks, DistanceBlocks
 from fat5.ops.attention.blockwise import Dropout, Sequences, attend, attend_backward
-from fat5.ops.attention.problem import Problem, accumulation_dtype
+from fat5.ops.attention.problem import Gradients, Problem, accumulation_dtype
 
 
 def _dropout(problem: Problem) -> Dropout | None:
@@ -141,11 +141,11 @@ def run_forward(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 def run_backward(
-    problem: Problem, grad_out: Tensor, out: Tensor, lse: Tensor, bias_grad: bool
+    problem: Problem, grad_out: Tensor, out: Tensor, lse: Tensor, bias_grad: bool, gradients: Gradients
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the gradients of q, k, v and, if asked for, of the bias in its type."""
+    """Write the gradients of q, k and v, and return them and, if asked for, that of the bias in its type."""
     q, k, v, bias = problem.q, problem.k, problem.v, problem.bias
-    totals = [torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
+    totals = [x.zero_() for x in gradients]
     grad_bias = torch.zeros(bias.shape, dtype=lse.dtype, device=q.device) if bias is not None and bias_grad else None
     blocks = _bias_blocks(bias, problem.bias_kind, lse.dtype, grad_bias)
     for where, where_k, seqs in _sequences(q, k, v, blocks, problem):

@@ -12,7 +12,7 @@ from torch import Tensor
 from fat5.ops.attention import launch as portable
 from fat5.ops.attention.hopper.configuration import Configuration, backward_configuration, forward_configuration
 from fat5.ops.attention.hopper.support import backward_refused, refused
-from fat5.ops.attention.problem import Problem
+from fat5.ops.attention.problem import Gradients, Problem
 
 CAPABILITY = (9, 0)
 _TAKE_OVER = "the portable kernels take over"
@@ -57,9 +57,12 @@ def run_forward(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 def run_backward(
-    problem: Problem, grad_out: Tensor, out: Tensor, lse: Tensor, bias_grad: bool
+    problem: Problem, grad_out: Tensor, out: Tensor, lse: Tensor, bias_grad: bool, gradients: Gradients
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the gradients of q, k, v and, if asked for, of the bias. Both kinds of kernels share one form of `lse`."""
+    """Write the gradients of q, k and v, and return them and, if asked for, that of the bias.
+
+    Both kinds of kernels share one form of `lse`.
+    """
     # A broadcast gradient, such as that of a sum, has strides of 0.
     grad_out = grad_out if grad_out.stride(-1) == 1 and 0 not in grad_out.stride() else grad_out.contiguous()
     if _runs_here(problem) and backward_refused(problem, grad_out, bias_grad) is None:
@@ -68,10 +71,10 @@ def run_backward(
             from fat5.ops.attention.hopper import launch
 
             try:
-                return launch.run_backward(problem, configuration, grad_out, out, lse)
+                return launch.run_backward(problem, configuration, grad_out, out, lse, gradients)
             except Exception as error:
                 _give_up(configuration, problem.q.device, error)
-    return portable.run_backward(problem, grad_out, out, lse, bias_grad)
+    return portable.run_backward(problem, grad_out, out, lse, bias_grad, gradients)
 
 
 def _runs_here(problem: Problem) -> bool:

@@ -14,6 +14,9 @@ from fat5.ops.dependent_launch import gdc_launch_dependents, gdc_wait
 def finish_kernel(
     Sums,
     DQ,
+    dq_batch,
+    dq_row,
+    dq_head,
     Tiles,
     CuQ,
     scale,
@@ -57,5 +60,6 @@ def finish_kernel(
     else:
         piece = program - diagonals
         finish_rows(
-            Sums, DQ, Tiles, CuQ, scale, piece % row_blocks, piece // row_blocks, H, M, pitch, D, VARLEN
+            Sums, DQ, dq_batch, dq_row, dq_head, Tiles, CuQ, scale, piece % row_blocks, piece // row_blocks, H, M,
+            pitch, D, VARLEN,
         )  # fmt: skip

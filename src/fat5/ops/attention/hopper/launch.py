@@ -20,7 +20,7 @@ from fat5.ops.attention.hopper.rows import prepare_kernel
 from fat5.ops.attention.hopper.support import radius_of
 from fat5.ops.attention.hopper.table_gradient import table_kernel
 from fat5.ops.attention.hopper.work import GROUP, Chain, Work, plan_keys, plan_queries
-from fat5.ops.attention.problem import Problem
+from fat5.ops.attention.problem import Gradients, Problem
 from fat5.ops.launching import processors
 
 _LOG2E = 1.4426950408889634
@@ -113,9 +113,10 @@ def run_backward(
     grad_out: Tensor,
     out: Tensor,
     lse: Tensor,
+    gradients: Gradients,
     programs: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the gradients of q, k, v and, if asked for, of the table in its type.
+    """Write the gradients of q, k and v, and return them and, if asked for, that of the table in its type.
 
     Args:
         problem: One that `support.backward_refused` lets pass, with elements in it.
@@ -123,6 +124,7 @@ def run_backward(
         grad_out: Gradient of the output.
         out: The forward's output.
         lse: The forward's log2-sum-exp.
+        gradients: Where those of q, k and v go, with strides that TMA takes.
         programs: Most programs; by default one a multiprocessor.
     """
     bias_dtype = None if problem.bias is None else problem.bias.dtype
@@ -130,7 +132,7 @@ def run_backward(
     with torch.cuda.device_of(problem.q):
         programs = programs or processors(problem.q.device)
         rows = _padded_rows(problem, configuration)
-        gradients = _gradients(problem, configuration)
+        _clear_gradients(problem, configuration, gradients)
         chain = Chain(problem.q.device)
         queries = None
         if not configuration.one_pass:
@@ -189,14 +191,14 @@ def _padded_rows(problem: Problem, configuration: Configuration) -> _Rows:
     return _Rows(made[0], made[1], sums, pitch, blocks, tiles)
 
 
-def _gradients(problem: Problem, configuration: Configuration) -> tuple[Tensor, Tensor, Tensor]:
-    """Return memory for the gradients of q, k and v: 0 where rows of no tile lie."""
-    every_row = configuration.one_pass or not problem.packed  # the finishing kernel writes all rows
-    make = torch.zeros if configuration.ragged else torch.empty
-    q = problem.q
-    grad_q = (torch.empty if every_row else torch.zeros)(q.shape, dtype=q.dtype, device=q.device)
-    grad_k, grad_v = (make(x.shape, dtype=x.dtype, device=x.device) for x in (problem.k, problem.v))
-    return grad_q, grad_k, grad_v
+def _clear_gradients(problem: Problem, configuration: Configuration, gradients: Gradients) -> None:
+    """Write 0 to the gradients of q, k and v where rows may belong to no tile."""
+    grad_q, grad_k, grad_v = gradients
+    if problem.packed and not configuration.one_pass:  # else the finishing kernel writes all rows
+        grad_q.zero_()
+    if configuration.ragged:
+        grad_k.zero_()
+        grad_v.zero_()
 
 
 def near_offsets(configuration: Configuration) -> tuple[int, int]:
@@ -238,7 +240,7 @@ def _prepare_rows(
 
 def _run_keys(
     problem: Problem, configuration: Configuration, grad_out: Tensor, rows: _Rows, work: Work, table: _TableSums,
-    gradients: tuple[Tensor, Tensor, Tensor], chain: Chain,
+    gradients: Gradients, chain: Chain,
 ) -> None:  # fmt: skip
     q, k, v, ragged, dim = problem.q, problem.k, problem.v, configuration.ragged, problem.head_dim
     _, grad_k, grad_v = gradients
@@ -269,7 +271,7 @@ def _run_keys(
 
 def _run_queries(
     problem: Problem, configuration: Configuration, grad_out: Tensor, rows: _Rows, work: Work,
-    gradients: tuple[Tensor, Tensor, Tensor], chain: Chain,
+    gradients: Gradients, chain: Chain,
 ) -> None:  # fmt: skip
     ragged, dim = configuration.ragged, problem.head_dim
     query_kernel[(work.programs,)](
@@ -291,7 +293,7 @@ def _run_queries(
 
 def _finish(
     problem: Problem, configuration: Configuration, rows: _Rows, table: _TableSums,
-    gradients: tuple[Tensor, Tensor, Tensor], chain: Chain,
+    gradients: Gradients, chain: Chain,
 ) -> Tensor | None:  # fmt: skip
     """Write the gradient of q from its sums, and return the table's [H, 2R + 1] in float32 if it is asked for."""
     heads, radius, device = problem.heads, configuration.radius, problem.q.device
@@ -305,9 +307,12 @@ def _finish(
     parts = torch.empty(shares, heads, offsets, 128, dtype=torch.float32, device=device)
     diagonals = offsets * shares * heads if configuration.table_grad else 0
     pieces = rows.blocks * problem.batch * heads if configuration.one_pass else 0
+    grad_q = gradients[0]
+    grad_batch = grad_q.stride(0) if grad_q.ndim == 4 else 0
     if diagonals + pieces:
         finish_kernel[(diagonals + pieces,)](
-            rows.sums, gradients[0], rows.tiles, problem.cu_seqlens_q, problem.softmax_scale, rows.blocks, heads,
+            rows.sums, grad_q, grad_batch, *grad_q.stride()[-3:-1], rows.tiles, problem.cu_seqlens_q,
+            problem.softmax_scale, rows.blocks, heads,
             problem.num_queries, rows.pitch, table.near, parts, diagonals, shares, sets, offsets, first_offset,
             2 * triton.cdiv(problem.num_keys, KEY_TILE), triton.cdiv(problem.num_queries, 64),
             (problem.offset or 0) // 64, sets // shares, D=problem.head_dim, VARLEN=problem.packed,

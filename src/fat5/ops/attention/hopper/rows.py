@@ -82,7 +82,10 @@ def prepare_kernel(
 
 
 @triton.jit
-def finish_rows(Sums, DQ, Tiles, CuQ, scale, block, head_row, H, M, pitch, D: tl.constexpr, VARLEN: tl.constexpr):
+def finish_rows(
+    Sums, DQ, dq_batch, dq_row, dq_head, Tiles, CuQ, scale, block, head_row, H, M, pitch,
+    D: tl.constexpr, VARLEN: tl.constexpr,
+):  # fmt: skip
     """dQ = scale * Sums for 64 rows in the type of q, [B, M, H, D] or [total, H, D]; rows of no document become 0.
 
     `head_row` is batch * H + head.
@@ -93,6 +96,7 @@ def finish_rows(Sums, DQ, Tiles, CuQ, scale, block, head_row, H, M, pitch, D: tl
     padded = tl.cast(head_row, tl.int64) * pitch + block * 64 + lanes
     if VARLEN:
         head = head_row
+        batch = 0
         seq = tl.load(Tiles + 2 * block)
         tile = tl.load(Tiles + 2 * block + 1)
         real = seq >= 0  # else `tile` is the first of 64 rows beyond all documents
@@ -102,8 +106,10 @@ def finish_rows(Sums, DQ, Tiles, CuQ, scale, block, head_row, H, M, pitch, D: tl
     else:
         real = True
         head = head_row % H
-        end = tl.cast(head_row // H + 1, tl.int64) * M
-        row += tl.cast(head_row // H, tl.int64) * M
+        batch = head_row // H
+        end = M
     values = tl.load(Sums + padded[:, None] * D + dims[None, :], mask=real & (dims[None, :] < D), other=0.0) * scale
-    place = (row[:, None] * H + head) * D + dims[None, :]
+    place = (
+        row[:, None] * dq_row + tl.cast(batch, tl.int64) * dq_batch + tl.cast(head, tl.int64) * dq_head + dims[None, :]
+    )
     tl.store(DQ + place, values.to(DQ.dtype.element_ty), mask=row[:, None] < end)

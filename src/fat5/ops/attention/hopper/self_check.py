@@ -55,9 +55,9 @@ def compare(configuration: Configuration, device: torch.device) -> None:
         return
     generator = torch.Generator(device).manual_seed(1)
     grad_out = torch.randn(out.shape, generator=generator, device=device, dtype=out.dtype)
-    want = portable.run_backward(problem, grad_out, out, lse, configuration.table_grad)
+    want = portable.run_backward(problem, grad_out, out, lse, configuration.table_grad, problem.room_for_gradients())
     runs = [
-        launch.run_backward(problem, configuration, grad_out, out, lse, _PROGRAMS)
+        launch.run_backward(problem, configuration, grad_out, out, lse, problem.room_for_gradients(), _PROGRAMS)
         for _ in range(1 if configuration.one_pass else 2)
     ]
     for name, got, expected in zip(("dq", "dk", "dv", "gradient of the table"), runs[0], want, strict=True):

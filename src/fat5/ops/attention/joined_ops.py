@@ -1,0 +1,91 @@
+"""Attention on joined projections as custom ops, one pair a backend: their gradient is one tensor, joined likewise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fat5.ops.attention.custom_ops import RunBackward, RunForward
+from fat5.ops.attention.problem import Problem, accumulation_dtype
+
+_NOT_COMPUTED = 0  # elements of the tensor that stands for a gradient nobody asked for
+_INPUTS = (
+    "Tensor joined, Tensor? q, Tensor? bias, str bias_kind, SymInt? offset, Tensor? offsets, Tensor? key_starts, "
+    "Tensor? key_lengths, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, float softmax_scale, bool causal, "
+    "float dropout_p, Tensor? seed"
+)
+_FORWARD = f"({_INPUTS}) -> (Tensor, Tensor)"
+_BACKWARD = f"(Tensor grad_out, Tensor out, Tensor lse, bool bias_grad, {_INPUTS}) -> (Tensor, Tensor, Tensor)"
+
+
+def define_joined_ops(name: str, run_forward: RunForward, run_backward: RunBackward) -> tuple[Any, Any]:
+    """Register `fat5::{name}_joined_attention` and its backward, and return both.
+
+    They take q, k and v as one tensor [..., L, 3, H, D]; or k and v as one [..., L, 2, H, D], and q.
+
+    Args:
+        name: Name of the backend.
+        run_forward: As in `custom_ops.define_ops`.
+        run_backward: As there; it writes into slices of the joined gradient.
+    """
+
+    @torch.library.custom_op(f"fat5::{name}_joined_attention", mutates_args=(), schema=_FORWARD)
+    def forward(joined, q, *settings):
+        return run_forward(_problem(joined, q, settings))
+
+    @forward.register_fake
+    def _(joined, q, *settings):
+        problem = _problem(joined, q, settings)
+        lse = joined.new_empty(problem.lse_shape, dtype=accumulation_dtype(joined.dtype))
+        return joined.new_empty(problem.q.shape), lse
+
+    @torch.library.custom_op(f"fat5::{name}_joined_attention_backward", mutates_args=(), schema=_BACKWARD)
+    def backward(grad_out, out, lse, bias_grad, joined, q, *settings):
+        grad_joined, grad_q = _room(joined, joined), _room(q, joined)
+        gradients = parts_of(grad_joined, None if q is None else grad_q)
+        *_, grad_bias = run_backward(_problem(joined, q, settings), grad_out, out, lse, bias_grad, gradients)
+        return grad_joined, grad_q, joined.new_zeros(_NOT_COMPUTED) if grad_bias is None else grad_bias
+
+    @backward.register_fake
+    def _(grad_out, out, lse, bias_grad, joined, q, bias, *settings):
+        return _room(joined, joined), _room(q, joined), _room(bias if bias_grad else None, joined)
+
+    def setup_context(ctx, inputs, output):
+        tensors = [x if isinstance(x, Tensor) else None for x in inputs]
+        ctx.save_for_backward(*output, *tensors)
+        ctx.settings = [None if isinstance(x, Tensor) else x for x in inputs]
+        ctx.set_materialize_grads(False)
+
+    def differentiate(ctx, grad_out, grad_lse):
+        out, lse, *tensors = ctx.saved_tensors
+        if grad_out is None:
+            return (None,) * len(tensors)
+        inputs = [x if s is None else s for x, s in zip(tensors, ctx.settings, strict=True)]
+        bias_grad = inputs[2] is not None and ctx.needs_input_grad[2]
+        grad_joined, grad_q, grad_bias = backward(grad_out, out, lse, bias_grad, *inputs)
+        grads = (grad_joined, None if inputs[1] is None else grad_q, grad_bias if bias_grad else None)
+        return *grads, *(None,) * (len(inputs) - 3)
+
+    forward.register_autograd(differentiate, setup_context=setup_context)
+    return forward, backward
+
+
+def parts_of(joined: Tensor, q: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q, k and v, or their gradients, where they lie."""
+    if q is None:
+        q, k, v = joined.unbind(-3)
+    else:
+        k, v = joined.unbind(-3)
+    return q, k, v
+
+
+def _problem(joined: Tensor, q: Tensor | None, settings: Sequence[Any]) -> Problem:
+    return Problem(*parts_of(joined, q), *settings)
+
+
+def _room(x: Tensor | None, neighbour: Tensor) -> Tensor:
+    """Return memory for the gradient of a tensor, contiguous; without one, for nothing, beside its neighbour."""
+    return neighbour.new_empty(_NOT_COMPUTED) if x is None else x.new_empty(x.shape)
