@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from fat5.nn.joined import can_join
+
 if TYPE_CHECKING:
     from fat5.models.modeling import FAT5ForConditionalGeneration
 
@@ -37,12 +39,9 @@ class JoinedWeights:
             self.feed_forward.append(self._join([feed_forward.wi_0, feed_forward.wi_1]) if gated else None)
 
     def _join(self, linears: list[nn.Linear]) -> Tensor | None:
-        if not all(_is_plain(linear) for linear in linears):
+        if not can_join(linears):
             return None
-        weights = [linear.weight.detach() for linear in linears]
-        if len({(weight.dtype, weight.device) for weight in weights}) > 1:
-            return None
-        joined = torch.cat(weights)
+        joined = torch.cat([linear.weight.detach() for linear in linears])
         self._sources.append((linears, joined))
         return joined
 
@@ -51,9 +50,3 @@ class JoinedWeights:
         """Copy the weights again: they may have been trained."""
         for linears, joined in self._sources:
             torch.cat([linear.weight for linear in linears], out=joined)
-
-
-def _is_plain(linear: nn.Module) -> bool:
-    # Wrappers of a module's method, as for offloading, replace it in the instance.
-    hooked = linear._forward_hooks or linear._forward_pre_hooks or "forward" in vars(linear)
-    return type(linear) is nn.Linear and linear.bias is None and not hooked

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fat5.nn.attention_weights import attention_weights
+from fat5.nn.joined import joined_weight
 from fat5.nn.key_values import KeyValues
 from fat5.nn.layout import SequenceLayout
 from fat5.nn.position import (
@@ -22,7 +24,7 @@ from fat5.nn.position import (
     one_sided_attention,
     shared_bias,
 )
-from fat5.ops import AlibiBias, DenseBias, DistanceBias, flash_attention
+from fat5.ops import AlibiBias, DenseBias, DistanceBias, flash_attention, joined_attention
 
 _SLOTS = StackPositions()
 
@@ -108,54 +110,75 @@ class Attention(nn.Module):
             Shaped as hidden_states.
         """
         key_layout = layout if key_value_layout is None else key_value_layout
-        heads = (self.num_heads, self.head_dim)
-        if key_value_states is None and cache is not None and cache.joined is not None:
-            q, k, v = F.linear(hidden_states, cache.joined).unflatten(-1, (3, *heads)).unbind(-3)
-        elif key_value_states is None:
-            q = self.q(hidden_states).unflatten(-1, heads)  # [..., Lq, H, D]
-            k, v = self.keys_and_values(hidden_states)
-        else:
-            q = self.q(hidden_states).unflatten(-1, heads)
-            kept = None if cache is None else cache.stored()
-            if kept is None:
-                k, v = self.keys_and_values(key_value_states)
-                k, v = (k, v) if cache is None else cache.append(k, v)
-            else:
-                k, v = kept
-                if q.shape[0] != k.shape[0]:  # rows that share their keys are queries of one row
-                    q = q.reshape(k.shape[0], -1, *heads)
         dropout_p = self.dropout if self.training else 0.0
-        bias: DistanceBias | AlibiBias | DenseBias | None
-        if self.position is None:
-            bias = hide_holes(key_layout)
-        else:
-            if positions.rotation is not None:
-                q, k = positions.rotation(q, k)
-            if cache is not None:
-                k, v = cache.append(k, v)
+        options: dict[str, Any] = {
+            "causal": self.causal,
+            "query_offset": query_offset,
+            "key_starts": key_layout.starts,
+            "key_lengths": key_layout.lengths,
+            "cu_seqlens_q": layout.cu_seqlens,
+            "cu_seqlens_k": key_layout.cu_seqlens,
+            "max_seqlen_q": layout.max_seqlen,
+            "max_seqlen_k": key_layout.max_seqlen,
+            "backend": self.backend,
+        }
+        bias: DistanceBias | AlibiBias | DenseBias | None = hide_holes(key_layout)
+        rotation, one_sided = None, False
+        if self.position is not None:
             bias = attention_bias(self.position, position_bias, layout)
-        attend: Callable[..., Tensor]
-        if self.position is not None and self.position.is_one_sided(causal=self.causal) and isinstance(bias, AlibiBias):
+            rotation, one_sided = positions.rotation, self.position.is_one_sided(causal=self.causal)
+        if cache is None and rotation is None and not (one_sided or self.keeps_weights):
+            joined = self._joined(hidden_states, key_value_states)
+            if joined is not None:
+                out = joined_attention(*joined, bias=bias, dropout_p=dropout_p, **options)
+                return self.o(out.flatten(-2))
+        q, k, v = self._apart(hidden_states, key_value_states, cache)
+        if rotation is not None:
+            q, k = rotation(q, k)
+        if self.position is not None and cache is not None:
+            k, v = cache.append(k, v)
+        attend: Callable[..., Tensor] = partial(flash_attention, bias=bias, **options)
+        if one_sided and isinstance(bias, AlibiBias):
             attend = partial(one_sided_attention, slopes=bias.slopes, layout=layout, backend=self.backend)
-        else:
-            attend = partial(
-                flash_attention,
-                bias=bias,
-                causal=self.causal,
-                query_offset=query_offset,
-                key_starts=key_layout.starts,
-                key_lengths=key_layout.lengths,
-                cu_seqlens_q=layout.cu_seqlens,
-                cu_seqlens_k=key_layout.cu_seqlens,
-                max_seqlen_q=layout.max_seqlen,
-                max_seqlen_k=key_layout.max_seqlen,
-                backend=self.backend,
-            )
         if self.keeps_weights:
             weights = attention_weights(attend, q, k)  # [..., Lq, H, Lk]
             self.weights = weights.reshape(*hidden_states.shape[:-1], *weights.shape[-2:]).transpose(-3, -2)
         out = attend(q, k, v, dropout_p=dropout_p)
         return self.o(out.reshape(*hidden_states.shape[:-1], -1))
+
+    def _joined(
+        self, hidden_states: Tensor, key_value_states: Tensor | None
+    ) -> tuple[Tensor] | tuple[Tensor, Tensor] | None:
+        """Return q, k and v of one product; or k and v, and q; or None where the weights cannot be joined."""
+        heads = (self.num_heads, self.head_dim)
+        if key_value_states is None:
+            weight = joined_weight([self.q, self.k, self.v])
+            return None if weight is None else (F.linear(hidden_states, weight).unflatten(-1, (3, *heads)),)
+        weight = joined_weight([self.k, self.v])
+        if weight is None:
+            return None
+        return F.linear(key_value_states, weight).unflatten(-1, (2, *heads)), self.q(hidden_states).unflatten(-1, heads)
+
+    def _apart(
+        self, hidden_states: Tensor, key_value_states: Tensor | None, cache: KeyValues | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, and k and v before any rotation; in cross-attention those of the cache, where it has them."""
+        heads = (self.num_heads, self.head_dim)
+        if key_value_states is None and cache is not None and cache.joined is not None:
+            q, k, v = F.linear(hidden_states, cache.joined).unflatten(-1, (3, *heads)).unbind(-3)
+            return q, k, v
+        q = self.q(hidden_states).unflatten(-1, heads)  # [..., Lq, H, D]
+        if key_value_states is None:
+            return q, *self.keys_and_values(hidden_states)
+        kept = None if cache is None else cache.stored()
+        if kept is None:
+            k, v = self.keys_and_values(key_value_states)
+            k, v = (k, v) if cache is None else cache.append(k, v)
+        else:
+            k, v = kept
+            if q.shape[0] != k.shape[0]:  # rows that share their keys are queries of one row
+                q = q.reshape(k.shape[0], -1, *heads)
+        return q, k, v
 
     def keys_and_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values of these states [..., L, d_model], each [..., L, H, D], before any rotation."""

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fat5.errors import nearest
-from fat5.ops.activation import gated_gelu
+from fat5.nn.joined import is_plain, joined_weight
+from fat5.ops.activation import gated_gelu, gated_gelu_linear, joined_gated_gelu
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -69,14 +70,27 @@ class FeedForward(nn.Module):
 
         Args:
             hidden_states: The input.
-            joined: Gated: the weights of wi_0 and wi_1 one below the other, to be multiplied by at once.
+            joined: Gated: the weights of wi_0 and wi_1 one below the other, to be multiplied by at once. Without them a
+                gated GELU joins them itself, where `joined_weight` can.
         """
-        inner = self._inner(hidden_states, joined)
+        if joined is None and self.gated and self.activation in _GATED_GELUS:
+            joined = joined_weight([self.wi_0, self.wi_1])
+        if joined is not None and self.activation in _GATED_GELUS:
+            projected = F.linear(hidden_states, joined)
+            drops = self.training and self.dropout.p > 0
+            if not drops and projected.dtype != torch.float16 and is_plain(self.wo):
+                return gated_gelu_linear(projected, self.wo.weight, **self._gelu())
+            inner = joined_gated_gelu(projected, **self._gelu())
+        else:
+            inner = self._inner(hidden_states, joined)
         if inner.dtype == torch.float16:
             # An infinity would be NaN after wo; the residual stream bounds what wo makes of large finite ones.
             largest = torch.finfo(torch.float16).max
             inner = inner.clamp(-largest, largest)
         return self.wo(self.dropout(inner))
+
+    def _gelu(self) -> dict[str, str]:
+        return {"approximate": _GATED_GELUS[self.activation], "backend": self.backend}
 
     def _inner(self, hidden_states: Tensor, joined: Tensor | None) -> Tensor:
         if not self.gated:
@@ -86,5 +100,5 @@ class FeedForward(nn.Module):
         else:
             gate, up = F.linear(hidden_states, joined).chunk(2, -1)
         if self.activation in _GATED_GELUS:
-            return gated_gelu(gate, up, approximate=_GATED_GELUS[self.activation], backend=self.backend)
+            return gated_gelu(gate, up, **self._gelu())
         return ACTIVATIONS[self.activation](gate) * up

@@ -1,6 +1,6 @@
 """Functions on tensors: attention, norms and losses. Knows torch, and nothing of the models."""
 
-from fat5.ops.activation import gated_gelu
+from fat5.ops.activation import gated_gelu, gated_gelu_linear, joined_gated_gelu
 from fat5.ops.attention.api import flash_attention
 from fat5.ops.attention.bias import (
     AlibiBias,
@@ -30,7 +30,9 @@ __all__ = [
     "cross_entropy",
     "flash_attention",
     "gated_gelu",
+    "gated_gelu_linear",
     "joined_attention",
+    "joined_gated_gelu",
     "linear_cross_entropy",
     "relative_position_buckets",
     "rms_norm",

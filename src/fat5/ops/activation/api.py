@@ -1,14 +1,16 @@
-"""The public gated GELU, with its checks."""
+"""The public gated GELU, of two projections or a joined one, and with the projection behind it; with its checks."""
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fat5.ops.kernels_or_torch import HAS_TRITON, takes_kernels
 
 if HAS_TRITON:
-    from fat5.ops.activation.custom_ops import triton_gated_gelu
+    from fat5.ops.activation.custom_ops import triton_gated_gelu, triton_joined_gated_gelu
+    from fat5.ops.activation.linear import GatedGeluLinear
 
 _APPROXIMATIONS = ("tanh", "none")
 
@@ -43,8 +45,82 @@ def gated_gelu(gate: Tensor, up: Tensor, *, approximate: str = "tanh", backend: 
             "gated_gelu: expected gate and up of one shape, one floating type and on one device, got gate "
             f"{list(gate.shape)} {gate.dtype} on {gate.device} and up {list(up.shape)} {up.dtype} on {up.device}"
         )
-    if approximate not in _APPROXIMATIONS:
-        raise ValueError(f"gated_gelu: expected approximate='tanh' or 'none', got {approximate!r}")
+    _check_approximation("gated_gelu", approximate)
     if takes_kernels("gated_gelu", backend, gate):
         return triton_gated_gelu(gate, up, approximate == "tanh")
+    return F.gelu(gate, approximate=approximate) * up
+
+
+def joined_gated_gelu(joined: Tensor, *, approximate: str = "tanh", backend: str = "auto") -> Tensor:
+    """`gated_gelu` of the halves of one projection, whose gradient is one tensor too.
+
+    Args:
+        joined: [..., 2 D], gate in front of up.
+        approximate: As in `gated_gelu`.
+        backend: As there.
+
+    Returns:
+        [..., D], typed as `joined`.
+
+    Raises:
+        ValueError: As `gated_gelu`, or an odd last dimension.
+    """
+    _check_joined("joined_gated_gelu", joined, approximate)
+    if takes_kernels("joined_gated_gelu", backend, joined):
+        return triton_joined_gated_gelu(joined, approximate == "tanh")
+    return _plain(joined, approximate)
+
+
+def gated_gelu_linear(joined: Tensor, weight: Tensor, *, approximate: str = "tanh", backend: str = "auto") -> Tensor:
+    """The gated GELU and the projection behind it: `linear(gelu(gate) * up, weight)`.
+
+    As one step of autograd it keeps `joined` alone for the backward. PyTorch's own product would keep the activation
+    besides; here the kernel of the gradient writes it anew.
+
+    Args:
+        joined: [..., 2 D], gate in front of up.
+        weight: [E, D], as that of `torch.nn.Linear`; type and device of `joined`.
+        approximate: As in `gated_gelu`.
+        backend: As there. "torch" is plain PyTorch, and keeps what that keeps.
+
+    Returns:
+        [..., E]. Under autocast both inputs are cast to autocast's type at the door.
+
+    Raises:
+        ValueError: As `gated_gelu`, an odd last dimension, or a weight that does not fit.
+    """
+    _check_joined("gated_gelu_linear", joined, approximate)
+    device = joined.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        joined, weight = joined.to(dtype), weight.to(dtype)
+    fits = weight.ndim == 2 and 2 * weight.shape[1] == joined.shape[-1]
+    if not fits or weight.dtype != joined.dtype or weight.device != joined.device:
+        raise ValueError(
+            f"gated_gelu_linear: expected a weight [any, {joined.shape[-1] // 2}] {joined.dtype} on {joined.device} "
+            f"for a projection {list(joined.shape)}, got {list(weight.shape)} {weight.dtype} on {weight.device}"
+        )
+    if not takes_kernels("gated_gelu_linear", backend, joined):
+        return F.linear(_plain(joined, approximate), weight)
+    if torch.is_grad_enabled() and (joined.requires_grad or weight.requires_grad):
+        return GatedGeluLinear.apply(joined, weight, approximate == "tanh")
+    return F.linear(triton_joined_gated_gelu(joined, approximate == "tanh"), weight)
+
+
+def _check_approximation(function: str, approximate: str) -> None:
+    if approximate not in _APPROXIMATIONS:
+        raise ValueError(f"{function}: expected approximate='tanh' or 'none', got {approximate!r}")
+
+
+def _check_joined(function: str, joined: Tensor, approximate: str) -> None:
+    if joined.ndim == 0 or joined.shape[-1] % 2 or not joined.is_floating_point():
+        raise ValueError(
+            f"{function}: expected a floating projection [..., 2 D], gate and up side by side, got "
+            f"{list(joined.shape)} {joined.dtype}"
+        )
+    _check_approximation(function, approximate)
+
+
+def _plain(joined: Tensor, approximate: str) -> Tensor:
+    gate, up = joined.chunk(2, -1)
     return F.gelu(gate, approximate=approximate) * up

@@ -1,4 +1,7 @@
-"""The activation's kernels as custom ops: opaque to torch.compile, with a fake form and a gradient."""
+"""The activation's kernels as custom ops: opaque to torch.compile, with a fake form and a gradient.
+
+Of two projections; and of one that holds both side by side, whose gradient is one tensor.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fat5.ops.activation.launch import run_backward, run_forward
+from fat5.ops.activation.launch import run_backward, run_forward, run_joined_backward
 
 _NOT_COMPUTED = 0  # elements of the tensor that stands for a gradient nobody asked for
 
@@ -52,3 +55,44 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 triton_gated_gelu.register_autograd(_differentiate, setup_context=_setup)
+
+
+@torch.library.custom_op("fat5::triton_joined_gated_gelu", mutates_args=())
+def triton_joined_gated_gelu(joined: Tensor, tanh: bool) -> Tensor:
+    """Return `gelu(gate) * up` of [..., 2 D], the gate in front."""
+    gate, up = joined.chunk(2, -1)
+    return run_forward(gate, up, tanh)
+
+
+@triton_joined_gated_gelu.register_fake
+def _(joined, tanh):
+    return joined.new_empty(_half(joined))
+
+
+@torch.library.custom_op("fat5::triton_joined_gated_gelu_backward", mutates_args=())
+def triton_joined_gated_gelu_backward(grad: Tensor, joined: Tensor, tanh: bool, again: bool) -> tuple[Tensor, Tensor]:
+    """Return the gradient of the projection, and the forward's output again; empty where nobody asks."""
+    grad_joined, out = run_joined_backward(grad, joined, tanh, again)
+    return grad_joined, joined.new_empty(_NOT_COMPUTED) if out is None else out
+
+
+@triton_joined_gated_gelu_backward.register_fake
+def _(grad, joined, tanh, again):
+    return joined.new_empty(joined.shape), joined.new_empty(_half(joined) if again else (_NOT_COMPUTED,))
+
+
+def _half(joined: Tensor) -> tuple[int, ...]:
+    return (*joined.shape[:-1], joined.shape[-1] // 2)
+
+
+def _setup_joined(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    joined, ctx.tanh = inputs
+    ctx.save_for_backward(joined)
+
+
+def _differentiate_joined(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    grad_joined, _ = triton_joined_gated_gelu_backward(grad, *ctx.saved_tensors, ctx.tanh, False)
+    return grad_joined, None
+
+
+triton_joined_gated_gelu.register_autograd(_differentiate_joined, setup_context=_setup_joined)

@@ -53,18 +53,21 @@ def forward_kernel(
 
 @triton.jit
 def backward_kernel(
-    Grad, Gate, Up, GradGate, GradUp, grad_row, gate_row, up_row, width, blocks_a_row,
+    Grad, Gate, Up, GradGate, GradUp, Out, grad_row, gate_row, up_row, made_row, width, blocks_a_row,
     TANH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of both projections, either of which may be None."""
+    """Gradients of both projections, `made_row` from row to row, and the forward's output again; each may be None."""
     row, first, columns, inside = _locate(blocks_a_row, width, BLOCK)
     grad = tl.load(Grad + (row * grad_row + first) + columns, mask=inside, other=0.0).to(tl.float32)
     x = tl.load(Gate + (row * gate_row + first) + columns, mask=inside, other=0.0).to(tl.float32)
     phi = _phi(x, TANH)
-    out = (row * width + first) + columns
+    made = (row * made_row + first) + columns
     if GradUp is not None:
-        tl.store(GradUp + out, (grad * (x * phi)).to(GradUp.dtype.element_ty), mask=inside)
-    if GradGate is not None:
+        tl.store(GradUp + made, (grad * (x * phi)).to(GradUp.dtype.element_ty), mask=inside)
+    if GradGate is not None or Out is not None:
         up = tl.load(Up + (row * up_row + first) + columns, mask=inside, other=0.0).to(tl.float32)
+    if Out is not None:
+        tl.store(Out + (row * width + first) + columns, (x * phi * up).to(Out.dtype.element_ty), mask=inside)
+    if GradGate is not None:
         slope = _derivative(x, phi, TANH)
-        tl.store(GradGate + out, (grad * up * slope).to(GradGate.dtype.element_ty), mask=inside)
+        tl.store(GradGate + made, (grad * up * slope).to(GradGate.dtype.element_ty), mask=inside)

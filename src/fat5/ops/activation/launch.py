@@ -45,13 +45,37 @@ def run_backward(
     def run(tile: BlockTile) -> None:
         blocks = triton.cdiv(width, tile.block)
         backward_kernel[(rows * blocks,)](
-            grad, gate, up, grad_gate, grad_up, *strides, width, blocks, TANH=tanh, BLOCK=tile.block, **tile.options()
-        )
+            grad, gate, up, grad_gate, grad_up, None, *strides, width, width, blocks,
+            TANH=tanh, BLOCK=tile.block, **tile.options(),
+        )  # fmt: skip
 
     with on_device(gate):
         size = (gate.element_size(), tanh, rows > 1)
         launch("gated_gelu backward", size, gate.device, TILES["backward"], candidates(), run)
     return grad_gate, grad_up
+
+
+def run_joined_backward(grad: Tensor, joined: Tensor, tanh: bool, again: bool) -> tuple[Tensor, Tensor | None]:
+    """Return the gradient of gate and up, side by side as they are, and if asked for the forward's output again."""
+    grad_joined = torch.empty(joined.shape, dtype=joined.dtype, device=joined.device)
+    out = torch.empty(grad.shape, dtype=joined.dtype, device=joined.device) if again else None
+    if joined.numel() == 0:
+        return grad_joined, out
+    width = grad.shape[-1]
+    grad, joined, made = (_unit_stride(x.reshape(-1, x.shape[-1])) for x in (grad, joined, grad_joined))
+    (gate, up), (grad_gate, grad_up) = (x.split(width, -1) for x in (joined, made))
+
+    def run(tile: BlockTile) -> None:
+        blocks = triton.cdiv(width, tile.block)
+        backward_kernel[(gate.shape[0] * blocks,)](
+            grad, gate, up, grad_gate, grad_up, out, grad.stride(0), gate.stride(0), up.stride(0), made.stride(0),
+            width, blocks, TANH=tanh, BLOCK=tile.block, **tile.options(),
+        )  # fmt: skip
+
+    with on_device(joined):
+        size = (joined.element_size(), tanh, "joined", again)
+        launch("gated_gelu backward", size, joined.device, TILES["backward"], candidates(), run)
+    return grad_joined, out
 
 
 def _rows(*tensors: Tensor) -> tuple[list[Tensor], list[int], int, int]:
@@ -61,6 +85,9 @@ def _rows(*tensors: Tensor) -> tuple[list[Tensor], list[int], int, int]:
     """
     if all(x.is_contiguous() for x in tensors):
         return list(tensors), [0] * len(tensors), 1, tensors[0].numel()
-    flat = [x.reshape(-1, x.shape[-1]) for x in tensors]
-    flat = [x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in flat]
+    flat = [_unit_stride(x.reshape(-1, x.shape[-1])) for x in tensors]
     return flat, [x.stride(0) for x in flat], *flat[0].shape
+
+
+def _unit_stride(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()

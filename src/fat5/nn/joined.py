@@ -1,0 +1,50 @@
+"""Weights of linear maps of one input, one below the other, so that one matrix product does for all.
+
+The parameters stay apart, as checkpoints, the optimiser and adapters know them: a copy of some MiB joins them on the
+way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def is_plain(linear: nn.Module) -> bool:
+    """Whether a module does nothing but multiply by a plain weight, so that its weight stands for it.
+
+    Not so an adapter's, a quantised or a parametrised one, one with hooks or a bias, and one whose weight is sharded.
+    """
+    if type(linear) is not nn.Linear or linear.bias is not None:
+        return False
+    # Wrappers of a module's method, as for offloading, replace it in the instance.
+    changed = "forward" in vars(linear) or any(getattr(linear, hooks) for hooks in _HOOKS)
+    return not changed and type(linear.weight) in (nn.Parameter, Tensor)
+
+
+def can_join(linears: Sequence[nn.Linear]) -> bool:
+    """Whether all are plain, of one type and on one device."""
+    if not all(is_plain(linear) for linear in linears):
+        return False
+    return len({(linear.weight.dtype, linear.weight.device) for linear in linears}) == 1
+
+
+def joined_weight(linears: Sequence[nn.Linear]) -> Tensor | None:
+    """Return the weights one below the other, differentiably, or None where each map is to be taken by itself.
+
+    That is where they cannot be joined, where some are frozen and others not, and on a CPU without gradients, where the
+    copy costs as much as a short product.
+    """
+    if not can_join(linears):
+        return None
+    weights = [linear.weight for linear in linears]
+    if torch.is_grad_enabled():
+        if len({weight.requires_grad for weight in weights}) > 1:
+            return None
+    elif weights[0].device.type == "cpu":
+        return None
+    return torch.cat(weights)
