@@ -88,13 +88,13 @@ def test_attention_weights_are_dropped_with_every_position_encoding(encoding, ba
 @pytest.mark.parametrize("layout", [SequenceLayout(), SequenceLayout(mask=torch.ones(4000, 1, dtype=torch.bool))])
 def test_a_dropped_weight_loses_its_value_and_a_kept_one_is_scaled(layout):
     """With one key each head's output is its value, times 0 or 1 / (1 - p)."""
-    attention = Attention(8, 2, 4, dropout=0.25)
+    attention = Attention(8, 2, 4, dropout=0.25).double()
     attention.o = nn.Identity()
-    states = torch.randn(4000, 1, 8)
+    states = torch.randn(4000, 1, 8, dtype=torch.float64)
     factors = (attention(states, layout) / attention.v(states)).view(-1, 2, 4)
     assert torch.allclose(factors, factors[..., :1])
     kept = factors[..., 0] > 0.5
-    torch.testing.assert_close(factors[..., 0], kept / 0.75)
+    torch.testing.assert_close(factors[..., 0], kept.double() / 0.75)
     assert abs(kept.double().mean() - 0.75) < 0.02
     assert abs((kept[:, 0] == kept[:, 1]).double().mean() - (0.75**2 + 0.25**2)) < 0.03  # heads drop apart
 

@@ -218,7 +218,7 @@ def test_packed_on_one_side_alone_is_named(model, batch):
 
 
 def recording(attend, asked: list[str]):
-    """`flash_attention` that notes the backend it was asked for."""
+    """An attention function that notes the backend it was asked for."""
 
     def recorded(*args, **kwargs):
         asked.append(kwargs["backend"])
@@ -236,7 +236,8 @@ def test_attention_backend_reaches_every_attention(batch, layout, monkeypatch):
     losses = {}
     for name in working:
         asked: list[str] = []
-        monkeypatch.setattr(attention_module, "flash_attention", recording(attention_module.flash_attention, asked))
+        for function in ("flash_attention", "joined_attention"):
+            monkeypatch.setattr(attention_module, function, recording(getattr(attention_module, function), asked))
         torch.manual_seed(0)
         model = FAT5ForConditionalGeneration(FAT5Config(**SIZES | {"d_kv": 16}, attention_backend=name)).eval()
         losses[name] = model(**pack(batch) if layout == "packed" else batch).loss

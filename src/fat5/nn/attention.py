@@ -25,6 +25,7 @@ from fat5.nn.position import (
     shared_bias,
 )
 from fat5.ops import AlibiBias, DenseBias, DistanceBias, flash_attention, joined_attention
+from fat5.ops.attention.joined_ops import joined_parts
 
 _SLOTS = StackPositions()
 
@@ -122,38 +123,41 @@ class Attention(nn.Module):
             "max_seqlen_k": key_layout.max_seqlen,
             "backend": self.backend,
         }
-        bias: DistanceBias | AlibiBias | DenseBias | None = hide_holes(key_layout)
         rotation, one_sided = None, False
-        if self.position is not None:
+        bias: DistanceBias | AlibiBias | DenseBias | None
+        if self.position is None:
+            bias = hide_holes(key_layout)
+        else:
             bias = attention_bias(self.position, position_bias, layout)
             rotation, one_sided = positions.rotation, self.position.is_one_sided(causal=self.causal)
-        if cache is None and rotation is None and not (one_sided or self.keeps_weights):
-            joined = self._joined(hidden_states, key_value_states)
-            if joined is not None:
-                out = joined_attention(*joined, bias=bias, dropout_p=dropout_p, **options)
-                return self.o(out.flatten(-2))
-        q, k, v = self._apart(hidden_states, key_value_states, cache)
-        if rotation is not None:
-            q, k = rotation(q, k)
-        if self.position is not None and cache is not None:
-            k, v = cache.append(k, v)
         attend: Callable[..., Tensor] = partial(flash_attention, bias=bias, **options)
         if one_sided and isinstance(bias, AlibiBias):
             attend = partial(one_sided_attention, slopes=bias.slopes, layout=layout, backend=self.backend)
+        joined = None
+        if cache is None and rotation is None and not one_sided:
+            joined = self._joined(hidden_states, key_value_states)
+        if joined is None:
+            q, k, v = self._apart(hidden_states, key_value_states, cache)
+            if rotation is not None:
+                q, k = rotation(q, k)
+            if self.position is not None and cache is not None:
+                k, v = cache.append(k, v)
+            out = attend(q, k, v, dropout_p=dropout_p)
+        else:
+            out = joined_attention(*joined, bias=bias, dropout_p=dropout_p, **options)
+            if self.keeps_weights:
+                q, k, _ = joined_parts(*joined)
         if self.keeps_weights:
             weights = attention_weights(attend, q, k)  # [..., Lq, H, Lk]
             self.weights = weights.reshape(*hidden_states.shape[:-1], *weights.shape[-2:]).transpose(-3, -2)
-        out = attend(q, k, v, dropout_p=dropout_p)
         return self.o(out.reshape(*hidden_states.shape[:-1], -1))
 
-    def _joined(
-        self, hidden_states: Tensor, key_value_states: Tensor | None
-    ) -> tuple[Tensor] | tuple[Tensor, Tensor] | None:
-        """Return q, k and v of one product; or k and v, and q; or None where the weights cannot be joined."""
+    def _joined(self, hidden_states: Tensor, key_value_states: Tensor | None) -> tuple[Tensor, Tensor | None] | None:
+        """Return q, k and v of one product and None; or k and v, and q; or None where the weights cannot be joined."""
         heads = (self.num_heads, self.head_dim)
         if key_value_states is None:
             weight = joined_weight([self.q, self.k, self.v])
-            return None if weight is None else (F.linear(hidden_states, weight).unflatten(-1, (3, *heads)),)
+            return None if weight is None else (F.linear(hidden_states, weight).unflatten(-1, (3, *heads)), None)
         weight = joined_weight([self.k, self.v])
         if weight is None:
             return None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fat5.errors import nearest
-from fat5.nn.joined import is_plain, joined_weight
+from fat5.nn.joined import is_plain, is_wrapped, joined_weight
 from fat5.ops.activation import gated_gelu, gated_gelu_linear, joined_gated_gelu
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -77,7 +77,7 @@ class FeedForward(nn.Module):
             joined = joined_weight([self.wi_0, self.wi_1])
         if joined is not None and self.activation in _GATED_GELUS:
             projected = F.linear(hidden_states, joined)
-            drops = self.training and self.dropout.p > 0
+            drops = (self.training and self.dropout.p > 0) or is_wrapped(self.dropout)
             if not drops and projected.dtype != torch.float16 and is_plain(self.wo):
                 return gated_gelu_linear(projected, self.wo.weight, **self._gelu())
             inner = joined_gated_gelu(projected, **self._gelu())

@@ -19,11 +19,15 @@ def is_plain(linear: nn.Module) -> bool:
 
     Not so an adapter's, a quantised or a parametrised one, one with hooks or a bias, and one whose weight is sharded.
     """
-    if type(linear) is not nn.Linear or linear.bias is not None:
+    if type(linear) is not nn.Linear or linear.bias is not None or is_wrapped(linear):
         return False
+    return type(linear.weight) in (nn.Parameter, Tensor)
+
+
+def is_wrapped(module: nn.Module) -> bool:
+    """Whether somebody waits for a call of a module: its `forward` is replaced, or it has hooks."""
     # Wrappers of a module's method, as for offloading, replace it in the instance.
-    changed = "forward" in vars(linear) or any(getattr(linear, hooks) for hooks in _HOOKS)
-    return not changed and type(linear.weight) in (nn.Parameter, Tensor)
+    return "forward" in vars(module) or any(getattr(module, hooks) for hooks in _HOOKS)
 
 
 def can_join(linears: Sequence[nn.Linear]) -> bool:

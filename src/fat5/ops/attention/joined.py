@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fat5.ops.attention.api import autocast, flash_attention, op_arguments
 from fat5.ops.attention.backends import choose_backend
-from fat5.ops.attention.joined_ops import parts_of
+from fat5.ops.attention.joined_ops import joined_parts
 
 
 def joined_attention(joined: Tensor, q: Tensor | None = None, *, backend: str = "auto", **options: Any) -> Tensor:
@@ -36,7 +36,7 @@ def joined_attention(joined: Tensor, q: Tensor | None = None, *, backend: str = 
         names = names if q is None else "k and v: [..., length, 2, heads, head_dim]"
         raise ValueError(f"got a joined projection {list(joined.shape)}; expected {names}")
     joined, q = autocast(joined), q if q is None else autocast(q)
-    slices = parts_of(joined, q)
+    slices = joined_parts(joined, q)
     if options.get("softmax_scale", 1.0) < 0:
         return flash_attention(*slices, backend=backend, **options)
     arguments = op_arguments(*slices, **options)

@@ -45,7 +45,7 @@ def define_joined_ops(name: str, run_forward: RunForward, run_backward: RunBackw
     @torch.library.custom_op(f"fat5::{name}_joined_attention_backward", mutates_args=(), schema=_BACKWARD)
     def backward(grad_out, out, lse, bias_grad, joined, q, *settings):
         grad_joined, grad_q = _room(joined, joined), _room(q, joined)
-        gradients = parts_of(grad_joined, None if q is None else grad_q)
+        gradients = joined_parts(grad_joined, None if q is None else grad_q)
         *_, grad_bias = run_backward(_problem(joined, q, settings), grad_out, out, lse, bias_grad, gradients)
         return grad_joined, grad_q, joined.new_zeros(_NOT_COMPUTED) if grad_bias is None else grad_bias
 
@@ -73,8 +73,8 @@ def define_joined_ops(name: str, run_forward: RunForward, run_backward: RunBackw
     return forward, backward
 
 
-def parts_of(joined: Tensor, q: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q, k and v, or their gradients, where they lie."""
+def joined_parts(joined: Tensor, q: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q, k and v, or their gradients, where they lie in [..., L, 3, H, D], or in [..., L, 2, H, D] and q."""
     if q is None:
         q, k, v = joined.unbind(-3)
     else:
@@ -83,7 +83,7 @@ def parts_of(joined: Tensor, q: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _problem(joined: Tensor, q: Tensor | None, settings: Sequence[Any]) -> Problem:
-    return Problem(*parts_of(joined, q), *settings)
+    return Problem(*joined_parts(joined, q), *settings)
 
 
 def _room(x: Tensor | None, neighbour: Tensor) -> Tensor:
