@@ -36,5 +36,6 @@ class GatedGeluLinear(torch.autograd.Function):
         grad_joined, inner = triton_joined_gated_gelu_backward(grad_inner, joined, ctx.tanh, weight_needs)
         grad_weight = None
         if weight_needs:
-            grad_weight = grad.reshape(-1, grad.shape[-1]).t() @ inner.reshape(-1, inner.shape[-1])
+            rows = grad.reshape(-1, weight.shape[0])
+            grad_weight = rows.t() @ inner.reshape(rows.shape[0], weight.shape[1])
         return grad_joined if joined_needs else None, grad_weight, None
