@@ -8,7 +8,7 @@ import types
 import pytest
 import torch
 
-from fat5.ops import AlibiBias, DistanceBias, flash_attention
+from fat5.ops import AlibiBias, DistanceBias, flash_attention, joined_attention
 from fat5.ops.attention import backends
 from fat5.ops.attention.hopper import configuration, dispatch, launch
 from fat5.ops.attention.hopper.configuration import ForwardShape
@@ -237,6 +237,40 @@ def test_strided_inputs_are_read_where_they_lie(launches, monkeypatch):
     assert relative_error(out.detach(), want.detach()) < 4e-3
     assert relative_error(grad, want_grad) < 1e-2
     assert launches == ["forward_kernel", "backward_kernel"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "deterministic"),
+    [("rows", True), ("padded", False), ("packed", False), ("packed", True), ("cross", False)],
+)
+def test_joined_gradients_are_those_of_the_parts(layout, deterministic, launches):
+    """The kernels store into slices of one gradient what they store apart, and nothing else: its memory starts as NaN.
+
+    Equal bits where the backward is deterministic; in one pass the queries' gradient is added up in any order.
+    """
+    batch, length, total, options = 2, 100, 150, {"softmax_scale": 0.125}
+    if layout == "padded":
+        options |= {"key_lengths": torch.tensor([100, 60], device=DEVICE)}
+    shape = (batch, length)
+    if layout == "packed":
+        offsets = torch.tensor([0, 7, 8, 8, 137, 137], dtype=torch.int32, device=DEVICE)
+        options |= {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets, "max_seqlen_q": 129, "max_seqlen_k": 129}
+        shape = (total,)
+    parts, q = (2, [torch.randn(*shape, 2, 64, device=DEVICE).to(BF16)]) if layout == "cross" else (3, [])
+    joined = torch.randn(*shape, parts, 2, 64, device=DEVICE).to(BF16)
+    leaves = [x.requires_grad_() for x in (joined, *q, torch.randn(2, 183, device=DEVICE))]
+    results = []
+    for function in (joined_attention, lambda x, *q, **o: flash_attention(*q, *x.unbind(-3), **o)):
+        with reproducible("hopper" if deterministic else ""):
+            out = function(*leaves[:-1], bias=DistanceBias(leaves[-1]), backend="hopper", **options)
+            torch.manual_seed(1)
+            results.append([out, *torch.autograd.grad(out, leaves, torch.randn_like(out))])
+    once = ["forward_kernel", "backward_kernel", "query_kernel"][: 2 + deterministic]
+    assert launches == once * 2
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.equal(ours, theirs) if deterministic else relative_error(ours.detach(), theirs.detach()) < 1e-2
+        assert ours.any()
+        assert ours.isfinite().all()
 
 
 @pytest.mark.skipif(CUDA, reason="the device itself runs the kernels")
