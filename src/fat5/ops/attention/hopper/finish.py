@@ -14,13 +14,11 @@ from fat5.ops.dependent_launch import gdc_launch_dependents, gdc_wait
 def finish_kernel(
     Sums,
     DQ,
-    Tiles,
-    CuQ,
+    Map,
     scale,
     row_blocks,
     H,
     M,
-    pitch,
     Near,
     Parts,
     diagonals,
@@ -36,6 +34,7 @@ def finish_kernel(
     VARLEN: tl.constexpr,
     WRITTEN: tl.constexpr,
     BY_ROW: tl.constexpr,
+    REVERSED: tl.constexpr,
     CHAIN: tl.constexpr,
 ):
     """The first `diagonals` programs take near tiles, an offset, share and head each; the others 64 rows of dQ each.
@@ -55,7 +54,4 @@ def finish_kernel(
             shift_blocks, row_sets, WRITTEN, BY_ROW,
         )  # fmt: skip
     else:
-        piece = program - diagonals
-        finish_rows(
-            Sums, DQ, Tiles, CuQ, scale, piece % row_blocks, piece // row_blocks, H, M, pitch, D, VARLEN
-        )  # fmt: skip
+        finish_rows(Sums, DQ, Map, scale, program - diagonals, H, M, row_blocks, D, VARLEN, REVERSED)

@@ -9,13 +9,13 @@ import torch
 import triton
 from torch import Tensor
 
-from fat5.ops.attention.document_tiles import document_tiles
 from fat5.ops.attention.hopper.backward import backward_kernel
 from fat5.ops.attention.hopper.configuration import KEY_TILE, QUERY_BUFFERS, Configuration
 from fat5.ops.attention.hopper.descriptors import matrix_descriptor, rows_descriptor
 from fat5.ops.attention.hopper.finish import finish_kernel
 from fat5.ops.attention.hopper.forward import forward_kernel
 from fat5.ops.attention.hopper.query_gradient import query_kernel
+from fat5.ops.attention.hopper.row_map import Beside
 from fat5.ops.attention.hopper.rows import prepare_kernel
 from fat5.ops.attention.hopper.support import radius_of
 from fat5.ops.attention.hopper.table_gradient import table_kernel
@@ -25,6 +25,8 @@ from fat5.ops.launching import processors
 
 _LOG2E = 1.4426950408889634
 _SHARES = 16  # programs that sum the near tiles of one offset and head
+_FINISH_WARPS = 8
+_REVERSED = True  # rows last cleared, or last added to, lie in the L2 when the next kernel begins
 _TABLE_WIDTH = 64  # entries of the table's gradient that one program writes
 
 
@@ -83,15 +85,13 @@ def run_forward(problem: Problem, configuration: Configuration, programs: int | 
     problem = _readable(problem)
     q, ragged = problem.q, configuration.ragged
     with torch.cuda.device_of(q):
-        # Rows of no document belong to no tile.
-        out = (torch.zeros if problem.packed else torch.empty)(q.shape, dtype=q.dtype, device=q.device)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         lse = torch.empty(problem.lse_shape, dtype=torch.float32, device=q.device)
-        if problem.packed:
-            lse.fill_(torch.inf)
+        beside = Beside(unused=(out,), lse=lse) if problem.packed else Beside()
         rows = 64 * configuration.shape.consumers
         programs = programs or processors(q.device)
         chain = Chain(q.device)
-        work = plan_queries(problem, configuration, rows, problem.num_queries, False, programs, chain)
+        work = plan_queries(problem, configuration, rows, problem.num_queries, False, programs, chain, beside)
         forward_kernel[(work.programs,)](
             q_desc=rows_descriptor(q, 64, problem.head_dim, ragged),
             k_desc=rows_descriptor(problem.k, KEY_TILE, problem.head_dim, ragged),
@@ -130,15 +130,15 @@ def run_backward(
     with torch.cuda.device_of(problem.q):
         programs = programs or processors(problem.q.device)
         rows = _padded_rows(problem, configuration)
-        gradients = _gradients(problem, configuration)
+        gradients = _gradients(problem)
         chain = Chain(problem.q.device)
         queries = None
         if not configuration.one_pass:
-            queries = plan_queries(problem, configuration, 128, rows.pitch, True, programs, chain)
-        keys = plan_keys(problem, configuration, rows.pitch, programs, chain)
+            beside = Beside(unused=gradients[:1] if problem.packed else ())
+            queries = plan_queries(problem, configuration, 128, rows.pitch, True, programs, chain, beside)
+        beside = Beside(rows.map, gradients[1:] if configuration.ragged else ())
+        keys = plan_keys(problem, configuration, rows.pitch, programs, chain, beside)
         table = _table_sums(problem, configuration, keys)
-        if configuration.ragged:
-            chain.end()  # allocations above cleared memory
         _prepare_rows(problem, configuration, grad_out, out, lse, rows, table, chain)
         _run_keys(problem, configuration, grad_out, rows, keys, table, gradients, chain)
         if queries is not None:
@@ -156,14 +156,14 @@ def _readable(problem: Problem) -> Problem:
 
 @dataclasses.dataclass(frozen=True)
 class _Rows:
-    """Padded arrays of the backward, [.., H, pitch], with the map of documents to tiles of 64 rows."""
+    """Padded arrays of the backward, [.., H, pitch], and the map of their blocks of 64 rows to packed ones."""
 
     lse: Tensor
     delta: Tensor
     sums: Tensor
     pitch: int
     blocks: int
-    tiles: Tensor | None
+    map: Tensor | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,26 +176,24 @@ class _TableSums:
 
 
 def _padded_rows(problem: Problem, configuration: Configuration) -> _Rows:
-    tiles = None
+    row_map = None
     blocks = triton.cdiv(problem.num_queries, 64)
     if problem.cu_seqlens_q is not None:
-        tiles = document_tiles(problem.cu_seqlens_q, problem.num_queries, 64)
-        blocks = tiles.shape[0]
+        blocks += problem.cu_seqlens_q.shape[0] - 1  # each document may end inside a block
+        row_map = torch.empty(blocks, 2, dtype=torch.int32, device=problem.q.device)
     pitch = 64 * blocks
     padded = problem.batch * problem.heads * pitch
     made = torch.empty(2, padded, dtype=torch.float32, device=problem.q.device)
     size = padded if configuration.one_pass else 64
     sums = torch.empty(size, problem.head_dim, dtype=torch.float32, device=problem.q.device)
-    return _Rows(made[0], made[1], sums, pitch, blocks, tiles)
+    return _Rows(made[0], made[1], sums, pitch, blocks, row_map)
 
 
-def _gradients(problem: Problem, configuration: Configuration) -> tuple[Tensor, Tensor, Tensor]:
-    """Return memory for the gradients of q, k and v: 0 where rows of no tile lie."""
-    every_row = configuration.one_pass or not problem.packed  # the finishing kernel writes all rows
-    make = torch.zeros if configuration.ragged else torch.empty
-    q = problem.q
-    grad_q = (torch.empty if every_row else torch.zeros)(q.shape, dtype=q.dtype, device=q.device)
-    grad_k, grad_v = (make(x.shape, dtype=x.dtype, device=x.device) for x in (problem.k, problem.v))
+def _gradients(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """Return memory for the gradients of q, k and v."""
+    grad_q, grad_k, grad_v = (
+        torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (problem.q, problem.k, problem.v)
+    )
     return grad_q, grad_k, grad_v
 
 
@@ -212,12 +210,10 @@ def _table_sums(problem: Problem, configuration: Configuration, work: Work) -> _
     if not configuration.table_grad:
         near = torch.empty(0, 64, 64, dtype=q.dtype, device=q.device)
         return _TableSums(near, torch.empty(1, dtype=torch.float32, device=q.device), work.slots)
-    # Added up in groups, cleared by the preparing kernel; or stored each, those of no document left unwritten.
+    # Added up in groups; or stored each, those of no sequence left unwritten. The preparing kernel clears both kinds.
     sets = triton.cdiv(work.slots, GROUP) if configuration.one_pass else 2 * work.slots
-    make = torch.zeros if configuration.ragged and not configuration.one_pass else torch.empty
-    near = make(sets, heads, near_offsets(configuration)[0], 64, 64, dtype=q.dtype, device=q.device)
-    make = torch.zeros if configuration.ragged else torch.empty
-    far = make(2, 2 * work.slots, heads, dtype=torch.float32, device=q.device)
+    near = torch.empty(sets, heads, near_offsets(configuration)[0], 64, 64, dtype=q.dtype, device=q.device)
+    far = torch.empty(2, 2 * work.slots, heads, dtype=torch.float32, device=q.device)
     return _TableSums(near, far, work.slots)
 
 
@@ -225,14 +221,17 @@ def _prepare_rows(
     problem: Problem, configuration: Configuration, grad_out: Tensor, out: Tensor, lse: Tensor, rows: _Rows,
     table: _TableSums, chain: Chain,
 ) -> None:  # fmt: skip
-    grid = (rows.blocks, problem.batch * problem.heads)
+    programs = rows.blocks * problem.batch * problem.heads
     out_batch, do_batch = (x.stride(0) if x.ndim == 4 else 0 for x in (out, grad_out))
-    added = table.near.numel() if configuration.one_pass else 0
-    prepare_kernel[grid](
-        out, grad_out, lse, rows.lse, rows.delta, rows.sums, table.near, rows.tiles, problem.cu_seqlens_q, added,
-        triton.cdiv(added, 1024 * grid[0] * grid[1]), out_batch, *out.stride()[-3:-1], do_batch,
-        *grad_out.stride()[-3:-1], problem.heads, problem.num_queries, rows.pitch, D=problem.head_dim,
-        VARLEN=problem.packed, CLEAR=configuration.one_pass, **chain.link(),
+    near, far = 0, 0
+    if configuration.table_grad:
+        near = table.near.numel() if configuration.one_pass or configuration.ragged else 0
+        far = table.far.numel() if configuration.ragged else 0
+    prepare_kernel[(programs,)](
+        out, grad_out, lse, rows.lse, rows.delta, rows.sums, table.near, table.far, rows.map, near,
+        triton.cdiv(near, 1024 * programs), far, triton.cdiv(far, 1024 * programs), out_batch, *out.stride()[-3:-1],
+        do_batch, *grad_out.stride()[-3:-1], problem.heads, problem.num_queries, rows.blocks, D=problem.head_dim,
+        VARLEN=problem.packed, CLEAR=configuration.one_pass, REVERSED=_REVERSED, **chain.link(),
     )  # fmt: skip
 
 
@@ -307,11 +306,12 @@ def _finish(
     pieces = rows.blocks * problem.batch * heads if configuration.one_pass else 0
     if diagonals + pieces:
         finish_kernel[(diagonals + pieces,)](
-            rows.sums, gradients[0], rows.tiles, problem.cu_seqlens_q, problem.softmax_scale, rows.blocks, heads,
-            problem.num_queries, rows.pitch, table.near, parts, diagonals, shares, sets, offsets, first_offset,
+            rows.sums, gradients[0], rows.map, problem.softmax_scale, rows.blocks, heads, problem.num_queries,
+            table.near, parts, diagonals, shares, sets, offsets, first_offset,
             2 * triton.cdiv(problem.num_keys, KEY_TILE), triton.cdiv(problem.num_queries, 64),
             (problem.offset or 0) // 64, sets // shares, D=problem.head_dim, VARLEN=problem.packed,
-            WRITTEN=configuration.one_pass or configuration.ragged, BY_ROW=configuration.phased, **chain.link(),
+            WRITTEN=configuration.one_pass or configuration.ragged, BY_ROW=configuration.phased, REVERSED=_REVERSED,
+            num_warps=_FINISH_WARPS, **chain.link(),
         )  # fmt: skip
     if not configuration.table_grad:
         return None

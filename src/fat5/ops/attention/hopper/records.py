@@ -1,5 +1,5 @@
 """The records of a ragged batch: one for each tile of work, made on the device without looking at any length on the
-host.
+host. The same launch writes what lies beside the tiles, see `row_map.py`.
 
 A ragged batch has rows or documents of different lengths, or keys that are not real. A sequence is then a stretch of
 query rows and a stretch of real keys, wherever they lie; positions are moved so that its first real key stands at 0.
@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fat5.ops.attention.hopper.row_map import Beside, clear_rows, map_rows
 from fat5.ops.attention.tile_scores import sequence_bounds
 
 FIELDS = tl.constexpr(16)
@@ -22,6 +23,8 @@ BEYOND = tl.constexpr(2**30)
 
 QUERY_TILES = tl.constexpr(0)
 KEY_TILES = tl.constexpr(1)
+
+_CLEARING = 16  # programs a head, at least, that clear rows of no sequence: where there are none they end at once
 
 
 @triton.jit
@@ -43,7 +46,7 @@ def _tiles_above(cost, blocks, low, high, base, SLOPE: tl.constexpr):
 
 
 @triton.jit
-def record_kernel(
+def write_records(
     Records,
     CuQ,
     CuK,
@@ -155,8 +158,81 @@ def record_kernel(
     tl.store(record + 10, tile if VARLEN else document * row_slots + block, mask=inside)
 
 
+@triton.jit(do_not_specialize=["record_programs", "map_programs", "parts"])
+def record_kernel(
+    Records,
+    CuQ,
+    CuK,
+    KeyStarts,
+    KeyLengths,
+    Offsets,
+    offset,
+    M,
+    N,
+    sequences,
+    heads,
+    programs,
+    places,
+    pitch,
+    row_slots,
+    Map,
+    map_blocks,
+    First,
+    Second,
+    LSE,
+    first_row,
+    first_head,
+    second_row,
+    second_head,
+    parts,
+    record_programs,
+    map_programs,
+    KIND: tl.constexpr,
+    PADDED: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    VARLEN: tl.constexpr,
+    OFFSET: tl.constexpr,
+    HAS_STARTS: tl.constexpr,
+    HAS_LENGTHS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    SHARE: tl.constexpr,
+    D: tl.constexpr,
+):
+    """Programs (x, head): the first x write records, see `write_records`; the next the map of padded rows, the last
+    ones the rows of no sequence, see `row_map.py`.
+    """
+    program = tl.program_id(0)
+    head = tl.program_id(1)
+    if program < record_programs:
+        write_records(
+            Records, CuQ, CuK, KeyStarts, KeyLengths, Offsets, offset, M, N, sequences, heads, programs, places, pitch,
+            row_slots, KIND, PADDED, CAUSAL, VARLEN, OFFSET, HAS_STARTS, HAS_LENGTHS, SLOTS, SHARE,
+        )  # fmt: skip
+    elif program < record_programs + map_programs:
+        if Map is not None:
+            share = (program - record_programs) * heads + head
+            map_rows(Map, map_blocks, CuQ, M, sequences, SHARE, SLOTS, share)
+    elif First is not None:
+        part = program - record_programs - map_programs
+        cu = CuK
+        length = N
+        if KIND == QUERY_TILES:
+            cu = CuQ
+            length = M
+        clear_rows(
+            First, Second, LSE, first_row, first_head, second_row, second_head, part, parts, head, cu, KeyStarts,
+            KeyLengths, length, sequences, D, VARLEN, HAS_STARTS, HAS_LENGTHS,
+        )  # fmt: skip
+
+
 def make_records(
-    arguments: dict[str, Any], device: torch.device, tiles: int, heads: int, programs: int, causal: bool
+    arguments: dict[str, Any],
+    device: torch.device,
+    tiles: int,
+    heads: int,
+    programs: int,
+    causal: bool,
+    beside: Beside | None = None,
 ) -> Tensor:
     """Return the records [turns, programs, FIELDS] int32 of at most `tiles` tiles of each head.
 
@@ -167,13 +243,30 @@ def make_records(
         heads: Number of heads.
         programs: Programs that share the work.
         causal: Later keys are hidden.
+        beside: What else to write. The unused rows are queries' or keys', as the tiles.
     """
+    beside = beside or Beside()
     turns = triton.cdiv(tiles * heads, programs)
     places = turns * programs
     records = torch.empty(turns, programs, FIELDS.value, dtype=torch.int32, device=device)
     slots = max(16, triton.next_power_of_2(arguments["sequences"]))
     share = max(1, min(64, 16384 // slots))
-    record_kernel[(triton.cdiv(triton.cdiv(places, heads), share), heads)](
-        records, heads=heads, programs=programs, places=places, CAUSAL=causal, SLOTS=slots, SHARE=share, **arguments
-    )
+    record_programs = triton.cdiv(triton.cdiv(places, heads), share)
+    map_blocks = 0 if beside.tiles is None else beside.tiles.shape[0]
+    map_programs = triton.cdiv(triton.cdiv(map_blocks, share), heads)
+    stretches = 1 if arguments["VARLEN"] else arguments["sequences"]
+    parts = triton.cdiv(_CLEARING, stretches)
+    first, second = (*beside.unused, None, None)[:2]
+    clearing = 0 if first is None else stretches * parts
+    record_kernel[(record_programs + map_programs + clearing, heads)](
+        records, heads=heads, programs=programs, places=places, Map=beside.tiles, map_blocks=map_blocks, First=first,
+        Second=second, LSE=beside.lse, first_row=_stride(first, -3), first_head=_stride(first, -2),
+        second_row=_stride(second, -3), second_head=_stride(second, -2), parts=parts, record_programs=record_programs,
+        map_programs=map_programs, CAUSAL=causal, SLOTS=slots, SHARE=share, D=64 if first is None else first.shape[-1],
+        **arguments,
+    )  # fmt: skip
     return records
+
+
+def _stride(x: Tensor | None, dimension: int) -> int:
+    return 0 if x is None else x.stride(dimension)

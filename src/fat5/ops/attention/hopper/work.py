@@ -12,6 +12,7 @@ from torch import Tensor
 from fat5.ops.attention.hopper import setup
 from fat5.ops.attention.hopper.configuration import EVERYWHERE, KEY_TILE, TURNS_A_CHUNK, Configuration
 from fat5.ops.attention.hopper.records import KEY_TILES, QUERY_TILES, make_records
+from fat5.ops.attention.hopper.row_map import Beside
 from fat5.ops.attention.hopper.support import radius_of
 from fat5.ops.attention.problem import Problem
 from fat5.ops.attention.tile_scores import END_OFFSET, OWN_OFFSET, SHARED_OFFSET
@@ -85,8 +86,9 @@ def table_span(problem: Problem, radius: int, columns: int) -> int:
 
 
 def plan_queries(
-    problem: Problem, configuration: Configuration, rows: int, pitch: int, padded: bool, programs: int, chain: Chain
-) -> Work:
+    problem: Problem, configuration: Configuration, rows: int, pitch: int, padded: bool, programs: int, chain: Chain,
+    beside: Beside,
+) -> Work:  # fmt: skip
     """Plan tiles of `rows` queries for the forward, or (`padded`) for the query kernel of the backward.
 
     Args:
@@ -97,23 +99,29 @@ def plan_queries(
         padded: Whether their sequences start at multiples of 64.
         programs: Most programs.
         chain: The launches of this call.
+        beside: What the record kernel of a ragged batch writes besides.
     """
     span = table_span(problem, configuration.radius, KEY_TILE)
     chunk = configuration.shape.chunk
-    return _plan(problem, configuration, "queries", rows, pitch, padded, programs, chunk, span, chain, reverse=False)
+    return _plan(
+        problem, configuration, "queries", rows, pitch, padded, programs, chunk, span, chain, beside, reverse=False
+    )
 
 
-def plan_keys(problem: Problem, configuration: Configuration, pitch: int, programs: int, chain: Chain) -> Work:
+def plan_keys(
+    problem: Problem, configuration: Configuration, pitch: int, programs: int, chain: Chain, beside: Beside
+) -> Work:
     """Plan tiles of 128 keys for the backward kernel; its table is reversed."""
     span = table_span(problem, configuration.radius, 64)
     return _plan(
-        problem, configuration, "keys", KEY_TILE, pitch, True, programs, TURNS_A_CHUNK, span, chain, reverse=True
-    )
+        problem, configuration, "keys", KEY_TILE, pitch, True, programs, TURNS_A_CHUNK, span, chain, beside,
+        reverse=True,
+    )  # fmt: skip
 
 
 def _plan(
     problem: Problem, configuration: Configuration, what: str, rows: int, pitch: int, padded: bool, programs: int,
-    chunk: int, span: int, chain: Chain, *, reverse: bool,
+    chunk: int, span: int, chain: Chain, beside: Beside, *, reverse: bool,
 ) -> Work:  # fmt: skip
     device, heads, causal = problem.q.device, problem.heads, configuration.causal
     length = problem.num_queries if what == "queries" else problem.num_keys
@@ -133,7 +141,7 @@ def _plan(
         if not problem.packed:  # a row's blocks fill whole groups, so that no group has two rows
             row_slots = GROUP * triton.cdiv(blocks, GROUP)
         arguments["row_slots"] = row_slots
-        records = make_records(arguments, device, slots, heads, programs, causal)
+        records = make_records(arguments, device, slots, heads, programs, causal, beside)
         slots = slots if problem.packed else problem.batch * row_slots
         chain.end()
     if configuration.bias:
