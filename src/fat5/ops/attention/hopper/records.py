@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fat5.ops.attention.hopper.row_map import Beside, clear_rows, map_rows
 from fat5.ops.attention.tile_scores import sequence_bounds
+from fat5.ops.dependent_launch import gdc_launch_dependents, gdc_wait
 
 FIELDS = tl.constexpr(16)
 BEYOND = tl.constexpr(2**30)
@@ -197,10 +198,14 @@ def record_kernel(
     SLOTS: tl.constexpr,
     SHARE: tl.constexpr,
     D: tl.constexpr,
+    CHAIN: tl.constexpr,
 ):
     """Programs (x, head): the first x write records, see `write_records`; the next the map of padded rows, the last
     ones the rows of no sequence, see `row_map.py`.
     """
+    if CHAIN:
+        gdc_launch_dependents()
+        gdc_wait()
     program = tl.program_id(0)
     head = tl.program_id(1)
     if program < record_programs:
@@ -233,6 +238,7 @@ def make_records(
     programs: int,
     causal: bool,
     beside: Beside | None = None,
+    options: dict[str, Any] | None = None,
 ) -> Tensor:
     """Return the records [turns, programs, FIELDS] int32 of at most `tiles` tiles of each head.
 
@@ -244,6 +250,7 @@ def make_records(
         programs: Programs that share the work.
         causal: Later keys are hidden.
         beside: What else to write. The unused rows are queries' or keys', as the tiles.
+        options: Of the launch, from its chain; by default it has none.
     """
     beside = beside or Beside()
     turns = triton.cdiv(tiles * heads, programs)
@@ -263,7 +270,7 @@ def make_records(
         Second=second, LSE=beside.lse, first_row=_stride(first, -3), first_head=_stride(first, -2),
         second_row=_stride(second, -3), second_head=_stride(second, -2), parts=parts, record_programs=record_programs,
         map_programs=map_programs, CAUSAL=causal, SLOTS=slots, SHARE=share, D=64 if first is None else first.shape[-1],
-        **arguments,
+        **arguments, **(options or {"CHAIN": False}),
     )  # fmt: skip
     return records
 

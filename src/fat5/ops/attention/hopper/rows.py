@@ -75,14 +75,18 @@ def prepare_kernel(
     dims = tl.arange(0, D)
     program = tl.program_id(0)
     batch, head, block = _place(program, row_blocks, H, VARLEN, REVERSED)
+    lse_row = tl.cast(batch, tl.int64) * H + head
+    padded = (lse_row * row_blocks + block) * 64 + lanes
+    sums = Sums + padded[:, None] * D + dims[None, :]
+    first = block * 64
+    rows = M - first
     if VARLEN:
+        if CHAIN:
+            gdc_wait()
         first = tl.load(Map + 2 * block)
         rows = tl.load(Map + 2 * block + 1)
-        lse_row = head
-    else:
-        first = block * 64
-        rows = M - first
-        lse_row = batch * H + head
+        if CLEAR:  # while those two are under way
+            tl.store(sums, tl.zeros([64, D], tl.float32))
     inside = lanes < rows
     row = tl.cast(first, tl.int64) + lanes
     base = row[:, None] * o_row + tl.cast(batch, tl.int64) * o_batch + tl.cast(head, tl.int64) * o_head + dims[None, :]
@@ -91,13 +95,12 @@ def prepare_kernel(
         row[:, None] * do_row + tl.cast(batch, tl.int64) * do_batch + tl.cast(head, tl.int64) * do_head + dims[None, :]
     )
     do = tl.load(DO + base, mask=inside[:, None], other=0.0)
-    lse = tl.load(LSE + tl.cast(lse_row, tl.int64) * M + row, mask=inside, other=float("inf"))
-    if CHAIN:
-        gdc_wait()
-    # What is cleared goes out while the loads above are under way.
-    padded = (tl.cast(lse_row, tl.int64) * row_blocks + block) * 64 + lanes
-    if CLEAR:
-        tl.store(Sums + padded[:, None] * D + dims[None, :], tl.zeros([64, D], tl.float32))
+    lse = tl.load(LSE + lse_row * M + row, mask=inside, other=float("inf"))
+    if not VARLEN:
+        if CHAIN:
+            gdc_wait()
+        if CLEAR:  # while the loads above are under way
+            tl.store(sums, tl.zeros([64, D], tl.float32))
     _clear(Near, near_size, near_rounds, program, tl.num_programs(0))
     _clear(Far, far_size, far_rounds, program, tl.num_programs(0))
     tl.store(Delta + padded, tl.sum(o.to(tl.float32) * do.to(tl.float32), 1))

@@ -141,9 +141,8 @@ def _plan(
         if not problem.packed:  # a row's blocks fill whole groups, so that no group has two rows
             row_slots = GROUP * triton.cdiv(blocks, GROUP)
         arguments["row_slots"] = row_slots
-        records = make_records(arguments, device, slots, heads, programs, causal, beside)
+        records = make_records(arguments, device, slots, heads, programs, causal, beside, chain.link())
         slots = slots if problem.packed else problem.batch * row_slots
-        chain.end()
     if configuration.bias:
         setup.setup_kernel[(triton.cdiv(2 * span, _SETUP_BLOCK), heads)](
             problem.bias, table, problem.softmax_scale, span, RADIUS=radius_of(problem),
