@@ -25,6 +25,7 @@ BEYOND = tl.constexpr(2**30)
 QUERY_TILES = tl.constexpr(0)
 KEY_TILES = tl.constexpr(1)
 
+_SHARE = 16  # records, or entries of the map, that a program writes
 _CLEARING = 16  # programs a head, at least, that clear rows of no sequence: where there are none they end at once
 
 
@@ -257,7 +258,7 @@ def make_records(
     places = turns * programs
     records = torch.empty(turns, programs, FIELDS.value, dtype=torch.int32, device=device)
     slots = max(16, triton.next_power_of_2(arguments["sequences"]))
-    share = max(1, min(64, 16384 // slots))
+    share = max(1, min(_SHARE, 16384 // slots))
     record_programs = triton.cdiv(triton.cdiv(places, heads), share)
     map_blocks = 0 if beside.tiles is None else beside.tiles.shape[0]
     map_programs = triton.cdiv(triton.cdiv(map_blocks, share), heads)
