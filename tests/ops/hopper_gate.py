@@ -163,7 +163,7 @@ def shapes() -> Iterator[tuple[str, Configuration]]:
             yield "forward_kernel", Configuration("forward", *fixed, shape=shape)
 
 
-_QUERIES_OR_KEYS = {"KIND": 0, "PADDED": False, "SLOTS": 64, "SHARE": 64, "D": 64, "CHAIN": True}
+_QUERIES_OR_KEYS = {"KIND": 0, "PADDED": False, "SLOTS": 64, "SHARE": 16, "D": 64, "CHAIN": True}
 _DOCUMENTS = {"VARLEN": True, "OFFSET": 2, "HAS_STARTS": False, "HAS_LENGTHS": False}
 _ROWS = {"VARLEN": False, "OFFSET": 1, "HAS_STARTS": True, "HAS_LENGTHS": True}
 _TABLE = {"RADIUS": 91, "BIAS": 1, "CAUSAL": True, "REVERSED": True, "BLOCK": 512, "CHAIN": True}

@@ -80,12 +80,19 @@ def test_packed_rows_of_no_document_are_cleared_and_no_others(room, kind, stride
 
 @pytest.mark.parametrize("strided", [False, True])
 @pytest.mark.parametrize("length", [100, 128])
-def test_keys_around_the_real_ones_are_cleared_and_no_others(length, strided):
+@pytest.mark.parametrize("given", ["both", "starts", "lengths", "neither"])
+def test_keys_around_the_real_ones_are_cleared_and_no_others(length, given, strided):
     starts, lengths = (torch.tensor(x, device=DEVICE) for x in ([0, 30, 3, 99, 64], [100, 34, 0, 50, 200]))
+    if given in ("lengths", "neither"):
+        starts.zero_()
+    if given in ("starts", "neither"):
+        lengths.fill_(length)
     first, second = results(5, length, HEADS, DIM, strided=strided)
     arguments = arguments_of(
-        KEY_TILES, KeyStarts=starts, KeyLengths=lengths, M=40, N=length, sequences=5, OFFSET=0, PADDED=True
-    )
+        KEY_TILES, KeyStarts=starts if given in ("both", "starts") else None,
+        KeyLengths=lengths if given in ("both", "lengths") else None, M=40, N=length, sequences=5, OFFSET=0,
+        PADDED=True,
+    )  # fmt: skip
     make_records(arguments, first.device, 5, HEADS, 5, False, Beside(None, (first, second)))
     for row, (start, count) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
         key = torch.arange(length, device=DEVICE)
