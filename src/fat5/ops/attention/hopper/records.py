@@ -201,8 +201,10 @@ def record_kernel(
     D: tl.constexpr,
     CHAIN: tl.constexpr,
 ):
-    """Programs (x, head): the first x write records, see `write_records`; the next the map of padded rows, the last
-    ones the rows of no sequence, see `row_map.py`.
+    """Three jobs side by side, by the first index of a program; the second is the head.
+
+    `record_programs` write records, see `write_records`. The next `map_programs` write the map of padded rows, and the
+    others clear rows of no sequence, see `row_map.py`.
     """
     if CHAIN:
         gdc_launch_dependents()

@@ -90,7 +90,8 @@ def prepare_kernel(
     inside = lanes < rows
     row = tl.cast(first, tl.int64) + lanes
     base = row[:, None] * o_row + tl.cast(batch, tl.int64) * o_batch + tl.cast(head, tl.int64) * o_head + dims[None, :]
-    o = tl.load(O + base, mask=inside[:, None], other=0.0)
+    # Nobody reads the output after this; the backward kernel reads its gradient again.
+    o = tl.load(O + base, mask=inside[:, None], other=0.0, eviction_policy="evict_first")
     base = (
         row[:, None] * do_row + tl.cast(batch, tl.int64) * do_batch + tl.cast(head, tl.int64) * do_head + dims[None, :]
     )
