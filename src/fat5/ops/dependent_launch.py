@@ -38,12 +38,17 @@ def dependent_launch(device: torch.device) -> bool:
     """Return whether kernels on this device can overlap: CUDA from Hopper on, compiled, with a Triton that has it."""
     if device.type != "cuda" or torch.version.hip is not None or triton.knobs.runtime.interpret or not _triton_has_it():
         return False
-    return torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
+    return _capability(device) >= MIN_CAPABILITY
 
 
 def follower_options(device: torch.device) -> dict[str, bool]:
     """Return what a follower's launch passes to Triton: nothing where kernels cannot overlap."""
     return {OPTION: True} if dependent_launch(device) else {}
+
+
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 @functools.cache
