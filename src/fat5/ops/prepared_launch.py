@@ -14,8 +14,8 @@ the tensors. What then decides on the binary is all in its key:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import torch
 import triton
@@ -29,30 +29,42 @@ _ALIGNMENT = 16
 _REUSES = triton.__version__.split(".")[:2] == ["3", "6"] and torch.version.hip is None
 
 
-class Descriptor(Protocol):
-    """A description of a tensor's tiles, as an argument of a kernel; Triton itself holds it to its alignment."""
+class Descriptor:
+    """A description of a tensor's tiles, as an argument of a kernel: what there is of them beside `Tensor`.
+
+    Attributes:
+        kind: What a kernel is compiled for, such as type and tile. Alignment is no part of it: a descriptor has to have
+            it.
+    """
 
     kind: Hashable
+
+
+def can_reuse(kernel: Any) -> bool:
+    """Whether the kernel is compiled, and not interpreted, by a Triton whose binaries can be launched again."""
+    return _REUSES and isinstance(kernel, triton.runtime.JITFunction)
 
 
 class PreparedLaunch:
     """A kernel with its grid and all arguments but its tensors.
 
-    Called with the tensors, in the order of the kernel's parameters: None for one that is absent, descriptors among
-    them.
+    Called with the tensors, None for one that is absent, descriptors among them.
 
     Args:
         kernel: What `triton.jit` or `gluon.jit` made.
         grid: One to three sizes.
+        tensors: Names of the parameters that a call gives, in its order; by default all that are not fixed.
         fixed: The other arguments, constants and compiler options, by name.
     """
 
-    def __init__(self, kernel: Any, grid: tuple[int, ...], /, **fixed: Any) -> None:
+    def __init__(
+        self, kernel: Any, grid: tuple[int, ...], /, tensors: Sequence[str] | None = None, **fixed: Any
+    ) -> None:
         self._kernel, self._grid, self._fixed = kernel, grid, fixed
-        self._names = [name for name in kernel.arg_names if name not in fixed]
+        self._names = [name for name in kernel.arg_names if name not in fixed] if tensors is None else tensors
         self._template = [fixed.get(name) for name in kernel.arg_names]
-        self._places = [place for place, name in enumerate(kernel.arg_names) if name not in fixed]
-        self._reuses = _REUSES and isinstance(kernel, triton.runtime.JITFunction)  # and is not interpreted
+        self._places = [kernel.arg_names.index(name) for name in self._names]
+        self._reuses = can_reuse(kernel)
         self._compiled: dict[Hashable, Callable[..., Any]] = {}
 
     def __call__(self, *tensors: Tensor | Descriptor | None) -> None:
@@ -88,6 +100,42 @@ class PreparedLaunch:
 
 prepared = functools.lru_cache(LAUNCHES_KEPT)(PreparedLaunch)
 """`PreparedLaunch`, remembered by the kernel, the grid and all that is fixed."""
+
+
+class Relaunched:
+    """A kernel that is launched as ever, `kernel[grid](...)`, by a launch that was prepared when it was first seen.
+
+    It sorts the arguments at each call; a `PreparedLaunch` at hand is faster, the more the fewer its tensors.
+
+    Args:
+        kernel: What `triton.jit` or `gluon.jit` made.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self._prepared: dict[Hashable, PreparedLaunch] = {}
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
+        """Return the launch on a grid."""
+        return functools.partial(self._launch, grid) if can_reuse(self.kernel) else self.kernel[grid]
+
+    def _launch(self, grid: tuple[int, ...], *positional: Any, **named: Any) -> None:
+        arguments = named if not positional else dict(zip(self.kernel.arg_names, positional, strict=False)) | named
+        tensors, values = [], []
+        for x in arguments.values():
+            if isinstance(x, (Tensor, Descriptor)):
+                tensors.append(x)
+                x = Tensor  # noqa: PLW2901
+            values.append(x)
+        key = (grid, *arguments, *values)
+        launch = self._prepared.get(key)
+        if launch is None:
+            if len(self._prepared) == LAUNCHES_KEPT:
+                self._prepared.clear()
+            names = [name for name, x in zip(arguments, values, strict=True) if x is Tensor]
+            fixed = {name: x for name, x in zip(arguments, values, strict=True) if x is not Tensor}
+            launch = self._prepared[key] = PreparedLaunch(self.kernel, grid, tensors=names, **fixed)
+        launch(*tensors)
 
 
 def ceil_divide(a: int, b: int) -> int:

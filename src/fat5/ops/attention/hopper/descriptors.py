@@ -22,7 +22,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from fat5.ops.attention.hopper.records import BEYOND
-from fat5.ops.prepared_launch import LAUNCHES_KEPT
+from fat5.ops.prepared_launch import LAUNCHES_KEPT, Descriptor
 
 _FAR = 0x7FFF0000
 _WRAP = 2**34
@@ -38,12 +38,8 @@ class _Form(NamedTuple):
     kind: Hashable
 
 
-class Tiles(TensorDescriptor):
-    """A descriptor of a tensor that `support.strides_refused` let pass, which is not checked again.
-
-    Attributes:
-        kind: What a kernel is compiled for: the type and the tile.
-    """
+class Tiles(TensorDescriptor, Descriptor):
+    """A descriptor of a tensor that `support.strides_refused` let pass, which is not checked again."""
 
     def __init__(self, base: Tensor, form: _Form) -> None:
         self.base = base

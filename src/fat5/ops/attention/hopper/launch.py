@@ -22,7 +22,11 @@ from fat5.ops.attention.hopper.table_gradient import table_kernel
 from fat5.ops.attention.hopper.work import GROUP, Chain, Work, plan_keys, plan_queries
 from fat5.ops.attention.problem import Problem
 from fat5.ops.launching import processors
+from fat5.ops.prepared_launch import Relaunched
 
+forward_kernel, backward_kernel, query_kernel, prepare_kernel, finish_kernel, table_kernel = map(
+    Relaunched, (forward_kernel, backward_kernel, query_kernel, prepare_kernel, finish_kernel, table_kernel)
+)
 _LOG2E = 1.4426950408889634
 _SHARES = 16  # programs that sum the near tiles of one offset and head
 _FINISH_WARPS = 8
