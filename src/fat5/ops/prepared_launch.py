@@ -125,7 +125,7 @@ class Relaunched:
         for x in arguments.values():
             if isinstance(x, (Tensor, Descriptor)):
                 tensors.append(x)
-                x = Tensor  # noqa: PLW2901
+                x = Tensor
             values.append(x)
         key = (grid, *arguments, *values)
         launch = self._prepared.get(key)
