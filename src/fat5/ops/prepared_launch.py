@@ -58,7 +58,7 @@ class PreparedLaunch:
     """
 
     def __init__(
-        self, kernel: Any, grid: tuple[int, ...], /, tensors: Sequence[str] | None = None, **fixed: Any
+        self, kernel: Any, grid: tuple[int, ...], tensors: Sequence[str] | None = None, /, **fixed: Any
     ) -> None:
         self._kernel, self._grid, self._fixed = kernel, grid, fixed
         self._names = [name for name in kernel.arg_names if name not in fixed] if tensors is None else tensors
@@ -134,7 +134,7 @@ class Relaunched:
                 self._prepared.clear()
             names = [name for name, x in zip(arguments, values, strict=True) if x is Tensor]
             fixed = {name: x for name, x in zip(arguments, values, strict=True) if x is not Tensor}
-            launch = self._prepared[key] = PreparedLaunch(self.kernel, grid, tensors=names, **fixed)
+            launch = self._prepared[key] = PreparedLaunch(self.kernel, grid, names, **fixed)
         launch(*tensors)
 
 

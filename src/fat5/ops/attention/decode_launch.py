@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from fat5.ops.attention.decode import decode_kernel, join_kernel
 from fat5.ops.attention.problem import Problem
 from fat5.ops.attention.tiles import Tile
+from fat5.ops.prepared_launch import Relaunched, ceil_power_of_2
+
+decode_kernel, join_kernel = Relaunched(decode_kernel), Relaunched(join_kernel)
 
 MAX_QUERIES = 16
 """Most queries of a row that one program takes: the least that a matrix unit multiplies."""
@@ -55,5 +57,5 @@ def run_decode(problem: Problem, tile: Tile, arguments: dict[str, Any], splits: 
         join_kernel[(heads, queries)](
             parts, part_lse, out, arguments["LSE"], out.stride(0), out.stride(1), out.stride(2),
             problem.heads, queries, splits,
-            D=dim, BLOCK_D=arguments["BLOCK_D"], SPLITS=triton.next_power_of_2(splits),
+            D=dim, BLOCK_D=arguments["BLOCK_D"], SPLITS=ceil_power_of_2(splits),
         )  # fmt: skip

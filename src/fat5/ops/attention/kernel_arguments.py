@@ -12,6 +12,7 @@ from torch import Tensor
 from fat5.ops.attention import tile_scores as scores
 from fat5.ops.attention.problem import Problem
 from fat5.ops.attention.tiles import Tile
+from fat5.ops.prepared_launch import ceil_power_of_2
 
 _BIAS_KINDS = {
     "none": scores.NO_BIAS.value,
@@ -25,7 +26,7 @@ _LOG2E = 1.4426950408889634
 
 def block_d(problem: Problem) -> int:
     """Return the head dimension, padded to a power of two."""
-    return max(16, triton.next_power_of_2(problem.head_dim))
+    return max(16, ceil_power_of_2(problem.head_dim))
 
 
 def bias_radius(problem: Problem) -> int:

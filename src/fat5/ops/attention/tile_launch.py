@@ -15,6 +15,7 @@ from fat5.ops.attention.document_tiles import document_tiles
 from fat5.ops.attention.kernel_arguments import block_d, even_tiles
 from fat5.ops.attention.problem import Problem
 from fat5.ops.attention.tiles import Call, Tile, fallbacks, preferred_tile
+from fat5.ops.prepared_launch import ceil_divide
 
 _WHOLE_TILES = Tile(128, 128, 4, 1)  # lengths that any tile divides
 
@@ -63,7 +64,7 @@ def grid_of(problem: Problem, length: int, block: int, tiles: Tensor | None) -> 
     """Return the grid over blocks of rows, or of a map of documents' tiles, and heads."""
     if tiles is not None:
         return tiles.shape[0], problem.heads
-    return triton.cdiv(length, block), problem.batch * problem.heads
+    return ceil_divide(length, block), problem.batch * problem.heads
 
 
 def query_tiles(problem: Problem, block: int) -> Tensor | None:

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from fat5.ops.attention.hopper.backward import backward_kernel
@@ -21,8 +20,8 @@ from fat5.ops.attention.hopper.support import radius_of
 from fat5.ops.attention.hopper.table_gradient import table_kernel
 from fat5.ops.attention.hopper.work import GROUP, Chain, Work, plan_keys, plan_queries
 from fat5.ops.attention.problem import Problem
-from fat5.ops.launching import processors
-from fat5.ops.prepared_launch import Relaunched
+from fat5.ops.launching import on_device, processors
+from fat5.ops.prepared_launch import Relaunched, ceil_divide
 
 forward_kernel, backward_kernel, query_kernel, prepare_kernel, finish_kernel, table_kernel = map(
     Relaunched, (forward_kernel, backward_kernel, query_kernel, prepare_kernel, finish_kernel, table_kernel)
@@ -88,9 +87,9 @@ def run_forward(problem: Problem, configuration: Configuration, programs: int | 
     """
     problem = _readable(problem)
     q, ragged = problem.q, configuration.ragged
-    with torch.cuda.device_of(q):
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        lse = torch.empty(problem.lse_shape, dtype=torch.float32, device=q.device)
+    with on_device(q):
+        out = q.new_empty(q.shape)
+        lse = q.new_empty(problem.lse_shape, dtype=torch.float32)
         beside = Beside(unused=(out,), lse=lse) if problem.packed else Beside()
         rows = 64 * configuration.shape.consumers
         programs = programs or processors(q.device)
@@ -131,7 +130,7 @@ def run_backward(
     """
     bias_dtype = None if problem.bias is None else problem.bias.dtype
     problem = _readable(problem)
-    with torch.cuda.device_of(problem.q):
+    with on_device(problem.q):
         programs = programs or processors(problem.q.device)
         rows = _padded_rows(problem, configuration)
         gradients = _gradients(problem)
@@ -181,15 +180,15 @@ class _TableSums:
 
 def _padded_rows(problem: Problem, configuration: Configuration) -> _Rows:
     row_map = None
-    blocks = triton.cdiv(problem.num_queries, 64)
+    blocks = ceil_divide(problem.num_queries, 64)
     if problem.cu_seqlens_q is not None:
         blocks += problem.cu_seqlens_q.shape[0] - 1  # each document may end inside a block
         row_map = torch.empty(blocks, 2, dtype=torch.int32, device=problem.q.device)
     pitch = 64 * blocks
     padded = problem.batch * problem.heads * pitch
-    made = torch.empty(2, padded, dtype=torch.float32, device=problem.q.device)
+    made = problem.q.new_empty(2, padded, dtype=torch.float32)
     size = padded if configuration.one_pass else 64
-    sums = torch.empty(size, problem.head_dim, dtype=torch.float32, device=problem.q.device)
+    sums = problem.q.new_empty(size, problem.head_dim, dtype=torch.float32)
     return _Rows(made[0], made[1], sums, pitch, blocks, row_map)
 
 
@@ -215,7 +214,7 @@ def _table_sums(problem: Problem, configuration: Configuration, work: Work) -> _
         near = torch.empty(0, 64, 64, dtype=q.dtype, device=q.device)
         return _TableSums(near, torch.empty(1, dtype=torch.float32, device=q.device), work.slots)
     # Added up in groups; or stored each, those of no sequence left unwritten. The preparing kernel clears both kinds.
-    sets = triton.cdiv(work.slots, GROUP) if configuration.one_pass else 2 * work.slots
+    sets = ceil_divide(work.slots, GROUP) if configuration.one_pass else 2 * work.slots
     near = torch.empty(sets, heads, near_offsets(configuration)[0], 64, 64, dtype=q.dtype, device=q.device)
     far = torch.empty(2, 2 * work.slots, heads, dtype=torch.float32, device=q.device)
     return _TableSums(near, far, work.slots)
@@ -233,7 +232,7 @@ def _prepare_rows(
         far = table.far.numel() if configuration.ragged else 0
     prepare_kernel[(programs,)](
         out, grad_out, lse, rows.lse, rows.delta, rows.sums, table.near, table.far, rows.map, near,
-        triton.cdiv(near, 1024 * programs), far, triton.cdiv(far, 1024 * programs), out_batch, *out.stride()[-3:-1],
+        ceil_divide(near, 1024 * programs), far, ceil_divide(far, 1024 * programs), out_batch, *out.stride()[-3:-1],
         do_batch, *grad_out.stride()[-3:-1], problem.heads, problem.num_queries, rows.blocks, D=problem.head_dim,
         VARLEN=problem.packed, CLEAR=configuration.one_pass, REVERSED=_REVERSED, **chain.link(),
     )  # fmt: skip
@@ -297,7 +296,7 @@ def _finish(
     gradients: tuple[Tensor, Tensor, Tensor], chain: Chain,
 ) -> Tensor | None:  # fmt: skip
     """Write the gradient of q from its sums, and return the table's [H, 2R + 1] in float32 if it is asked for."""
-    heads, radius, device = problem.heads, configuration.radius, problem.q.device
+    heads, radius = problem.heads, configuration.radius
     offsets, first_offset = near_offsets(configuration)
     sets = table.near.shape[0]
     phases = None
@@ -305,22 +304,22 @@ def _finish(
         phases = _phases(problem)
         chain.end()
     shares = _SHARES if phases is None else problem.batch
-    parts = torch.empty(shares, heads, offsets, 128, dtype=torch.float32, device=device)
+    parts = problem.q.new_empty(shares, heads, offsets, 128, dtype=torch.float32)
     diagonals = offsets * shares * heads if configuration.table_grad else 0
     pieces = rows.blocks * problem.batch * heads if configuration.one_pass else 0
     if diagonals + pieces:
         finish_kernel[(diagonals + pieces,)](
             rows.sums, gradients[0], rows.map, problem.softmax_scale, rows.blocks, heads, problem.num_queries,
             table.near, parts, diagonals, shares, sets, offsets, first_offset,
-            2 * triton.cdiv(problem.num_keys, KEY_TILE), triton.cdiv(problem.num_queries, 64),
+            2 * ceil_divide(problem.num_keys, KEY_TILE), ceil_divide(problem.num_queries, 64),
             (problem.offset or 0) // 64, sets // shares, D=problem.head_dim, VARLEN=problem.packed,
             WRITTEN=configuration.one_pass or configuration.ragged, BY_ROW=configuration.phased, REVERSED=_REVERSED,
             num_warps=_FINISH_WARPS, **chain.link(),
         )  # fmt: skip
     if not configuration.table_grad:
         return None
-    grad = torch.empty(heads, 2 * radius + 1, dtype=torch.float32, device=device)
-    table_kernel[(triton.cdiv(2 * radius + 1, _TABLE_WIDTH), heads)](
+    grad = problem.q.new_empty(heads, 2 * radius + 1, dtype=torch.float32)
+    table_kernel[(ceil_divide(2 * radius + 1, _TABLE_WIDTH), heads)](
         parts, table.far, phases, grad, shares, heads, table.far.shape[1], first_offset,
         SHARES=_SHARES, RADIUS=radius, OFFSETS=offsets, WIDTH=_TABLE_WIDTH, PHASED=configuration.phased,
         **chain.link(),

@@ -17,6 +17,7 @@ from torch import Tensor
 from fat5.ops.attention.hopper.row_map import Beside, clear_rows, map_rows
 from fat5.ops.attention.tile_scores import sequence_bounds
 from fat5.ops.dependent_launch import gdc_launch_dependents, gdc_wait
+from fat5.ops.prepared_launch import Relaunched, ceil_divide, ceil_power_of_2
 
 FIELDS = tl.constexpr(16)
 BEYOND = tl.constexpr(2**30)
@@ -233,6 +234,9 @@ def record_kernel(
         )  # fmt: skip
 
 
+_record_kernel = Relaunched(record_kernel)
+
+
 def make_records(
     arguments: dict[str, Any],
     device: torch.device,
@@ -256,19 +260,19 @@ def make_records(
         options: Of the launch, from its chain; by default it has none.
     """
     beside = beside or Beside()
-    turns = triton.cdiv(tiles * heads, programs)
+    turns = ceil_divide(tiles * heads, programs)
     places = turns * programs
     records = torch.empty(turns, programs, FIELDS.value, dtype=torch.int32, device=device)
-    slots = max(16, triton.next_power_of_2(arguments["sequences"]))
+    slots = max(16, ceil_power_of_2(arguments["sequences"]))
     share = max(1, min(_SHARE, 16384 // slots))
-    record_programs = triton.cdiv(triton.cdiv(places, heads), share)
+    record_programs = ceil_divide(ceil_divide(places, heads), share)
     map_blocks = 0 if beside.tiles is None else beside.tiles.shape[0]
-    map_programs = triton.cdiv(triton.cdiv(map_blocks, share), heads)
+    map_programs = ceil_divide(ceil_divide(map_blocks, share), heads)
     stretches = 1 if arguments["VARLEN"] else arguments["sequences"]
-    parts = triton.cdiv(_CLEARING, stretches)
+    parts = ceil_divide(_CLEARING, stretches)
     first, second = (*beside.unused, None, None)[:2]
     clearing = 0 if first is None else stretches * parts
-    record_kernel[(record_programs + map_programs + clearing, heads)](
+    _record_kernel[(record_programs + map_programs + clearing, heads)](
         records, heads=heads, programs=programs, places=places, Map=beside.tiles, map_blocks=map_blocks, First=first,
         Second=second, LSE=beside.lse, first_row=_stride(first, -3), first_head=_stride(first, -2),
         second_row=_stride(second, -3), second_head=_stride(second, -2), parts=parts, record_programs=record_programs,

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from fat5.ops.attention.hopper import setup
@@ -17,6 +16,7 @@ from fat5.ops.attention.hopper.support import radius_of
 from fat5.ops.attention.problem import Problem
 from fat5.ops.attention.tile_scores import END_OFFSET, OWN_OFFSET, SHARED_OFFSET
 from fat5.ops.dependent_launch import dependent_launch, follower_options
+from fat5.ops.prepared_launch import Relaunched, ceil_divide
 
 _BIAS_KINDS = {
     "none": setup.NONE.value,
@@ -25,6 +25,7 @@ _BIAS_KINDS = {
     "alibi-signed": setup.ALIBI_SIGNED.value,
 }
 _SETUP_BLOCK = 512
+_setup_kernel = Relaunched(setup.setup_kernel)
 GROUP = 8
 """Blocks of 128 keys whose near tiles of dS are added up in the type of q: 16 additions bound a sum's rounding."""
 
@@ -82,7 +83,7 @@ def table_span(problem: Problem, radius: int, columns: int) -> int:
     if radius != EVERYWHERE:
         return radius + columns + 64
     farthest = max(problem.num_keys, problem.num_queries + abs(problem.offset or 0))
-    return 64 * triton.cdiv(farthest + 320, 64)
+    return 64 * ceil_divide(farthest + 320, 64)
 
 
 def plan_queries(
@@ -125,13 +126,13 @@ def _plan(
 ) -> Work:  # fmt: skip
     device, heads, causal = problem.q.device, problem.heads, configuration.causal
     length = problem.num_queries if what == "queries" else problem.num_keys
-    blocks = triton.cdiv(length, rows)
+    blocks = ceil_divide(length, rows)
     slots = problem.batch * blocks
     if problem.cu_seqlens_q is not None:
         slots += problem.cu_seqlens_q.shape[0] - 1  # each document may end inside a tile
     tiles = slots * heads
     programs = min(programs, tiles)
-    turns = triton.cdiv(tiles, programs)
+    turns = ceil_divide(tiles, programs)
     table = _empty_table(problem, configuration, span)
     records = table.view(torch.int32)  # not read
     row_slots = 0
@@ -139,12 +140,12 @@ def _plan(
         kind = QUERY_TILES if what == "queries" else KEY_TILES
         arguments = _sequences(problem) | {"KIND": kind.value, "PADDED": padded, "pitch": pitch}
         if not problem.packed:  # a row's blocks fill whole groups, so that no group has two rows
-            row_slots = GROUP * triton.cdiv(blocks, GROUP)
+            row_slots = GROUP * ceil_divide(blocks, GROUP)
         arguments["row_slots"] = row_slots
         records = make_records(arguments, device, slots, heads, programs, causal, beside, chain.link())
         slots = slots if problem.packed else problem.batch * row_slots
     if configuration.bias:
-        setup.setup_kernel[(triton.cdiv(2 * span, _SETUP_BLOCK), heads)](
+        _setup_kernel[(ceil_divide(2 * span, _SETUP_BLOCK), heads)](
             problem.bias, table, problem.softmax_scale, span, RADIUS=radius_of(problem),
             BIAS=_BIAS_KINDS[problem.bias_kind], CAUSAL=causal, REVERSED=reverse, BLOCK=_SETUP_BLOCK, **chain.link(),
         )  # fmt: skip
@@ -170,7 +171,7 @@ def _plan(
 
 def _empty_table(problem: Problem, configuration: Configuration, span: int) -> Tensor:
     size = (problem.heads, 2 * span, 2) if configuration.bias else (1, 1, 2)
-    return torch.empty(size, dtype=torch.float32, device=problem.q.device)
+    return problem.q.new_empty(size, dtype=torch.float32)
 
 
 def _sequences(problem: Problem) -> dict[str, Any]:
