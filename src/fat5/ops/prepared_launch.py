@@ -40,6 +40,9 @@ class Descriptor:
     kind: Hashable
 
 
+_VALUES = frozenset((int, float, bool, str, type(None)))  # what is not a tensor
+
+
 def can_reuse(kernel: Any) -> bool:
     """Whether the kernel is compiled, and not interpreted, by a Triton whose binaries can be launched again."""
     return _REUSES and isinstance(kernel, triton.runtime.JITFunction)
@@ -102,6 +105,22 @@ prepared = functools.lru_cache(LAUNCHES_KEPT)(PreparedLaunch)
 """`PreparedLaunch`, remembered by the kernel, the grid and all that is fixed."""
 
 
+class PreparedLaunches:
+    """Prepared launches, remembered by whatever fixes them: for those whose maker takes more than that."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, PreparedLaunch] = {}
+
+    def get(self, key: Hashable, make: Callable[[], PreparedLaunch]) -> PreparedLaunch:
+        """Return the launch of a key, made where it is missing."""
+        launch = self._kept.get(key)
+        if launch is None:
+            if len(self._kept) == LAUNCHES_KEPT:
+                self._kept.clear()
+            launch = self._kept[key] = make()
+        return launch
+
+
 class Relaunched:
     """A kernel that is launched as ever, `kernel[grid](...)`, by a launch that was prepared when it was first seen.
 
@@ -113,7 +132,7 @@ class Relaunched:
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
-        self._prepared: dict[Hashable, PreparedLaunch] = {}
+        self._prepared = PreparedLaunches()
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
         """Return the launch on a grid."""
@@ -121,21 +140,14 @@ class Relaunched:
 
     def _launch(self, grid: tuple[int, ...], *positional: Any, **named: Any) -> None:
         arguments = named if not positional else dict(zip(self.kernel.arg_names, positional, strict=False)) | named
-        tensors, values = [], []
-        for x in arguments.values():
-            if isinstance(x, (Tensor, Descriptor)):
-                tensors.append(x)
-                x = Tensor
-            values.append(x)
-        key = (grid, *arguments, *values)
-        launch = self._prepared.get(key)
-        if launch is None:
-            if len(self._prepared) == LAUNCHES_KEPT:
-                self._prepared.clear()
-            names = [name for name, x in zip(arguments, values, strict=True) if x is Tensor]
-            fixed = {name: x for name, x in zip(arguments, values, strict=True) if x is not Tensor}
-            launch = self._prepared[key] = PreparedLaunch(self.kernel, grid, names, **fixed)
-        launch(*tensors)
+        tensors = [x for x in arguments.values() if type(x) not in _VALUES]
+        values = [x if type(x) in _VALUES else Tensor for x in arguments.values()]
+        self._prepared.get((grid, *arguments, *values), lambda: self._prepare(grid, arguments))(*tensors)
+
+    def _prepare(self, grid: tuple[int, ...], arguments: dict[str, Any]) -> PreparedLaunch:
+        tensors = [name for name, x in arguments.items() if type(x) not in _VALUES]
+        fixed = {name: x for name, x in arguments.items() if type(x) in _VALUES}
+        return PreparedLaunch(self.kernel, grid, tensors, **fixed)
 
 
 def ceil_divide(a: int, b: int) -> int:

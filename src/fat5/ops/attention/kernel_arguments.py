@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -80,6 +81,22 @@ def common_arguments(problem: Problem) -> dict[str, Any]:
     }
 
 
+def signature(problem: Problem) -> Hashable:
+    """Return all that the kernels' arguments depend on beside the tensors themselves."""
+    q, k, v, bias, documents = problem.q, problem.k, problem.v, problem.bias, problem.cu_seqlens_q
+    return (
+        q.shape, q.stride(), k.shape, k.stride(), v.stride(), q.dtype, q.device, problem.bias_kind,
+        None if bias is None else (bias.shape, bias.stride()), problem.offset, problem.offsets is None,
+        problem.key_starts is None, problem.key_lengths is None, None if documents is None else documents.shape,
+        problem.softmax_scale, problem.causal, problem.dropout_p, torch.backends.cuda.matmul.allow_tf32,
+    )  # fmt: skip
+
+
+def without_tensors(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments that are no tensors, nor stand for one that is absent."""
+    return {name: x for name, x in arguments.items() if x is not None and not isinstance(x, Tensor)}
+
+
 def in_log2(problem: Problem) -> Problem:
     """Return the problem with scale and slopes in units of log2, as the backward kernels read them.
 
@@ -132,5 +149,7 @@ def readable(problem: Problem) -> Problem:
     bias = problem.bias
     if bias is not None:
         bias = unit_stride(bias) if problem.bias_kind == "dense" else bias.float().contiguous()
-    q, k, v = (unit_stride(x) for x in (problem.q, problem.k, problem.v))
+    q, k, v = unit_stride(problem.q), unit_stride(problem.k), unit_stride(problem.v)
+    if q is problem.q and k is problem.k and v is problem.v and bias is problem.bias:
+        return problem
     return dataclasses.replace(problem, q=q, k=k, v=v, bias=bias)

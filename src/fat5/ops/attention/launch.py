@@ -22,8 +22,10 @@ from fat5.ops.attention.kernel_arguments import (
     even_tiles,
     in_log2,
     readable,
+    signature,
     strides,
     unit_stride,
+    without_tensors,
 )
 from fat5.ops.attention.problem import Problem
 from fat5.ops.attention.query_gradient import query_kernel
@@ -32,12 +34,12 @@ from fat5.ops.attention.tile_launch import grid_of, launch_fitting, query_tiles
 from fat5.ops.attention.tiles import Tile
 from fat5.ops.dependent_launch import dependent_launch, follower_options
 from fat5.ops.launching import on_device, processors
-from fat5.ops.prepared_launch import Relaunched, ceil_divide, ceil_power_of_2
+from fat5.ops.prepared_launch import PreparedLaunch, PreparedLaunches, Relaunched, ceil_divide, ceil_power_of_2
 
-forward_kernel, delta_kernel, key_value_kernel, query_kernel, band_kernel, table_kernel, dense_bias_kernel = map(
-    Relaunched,
-    (forward_kernel, delta_kernel, key_value_kernel, query_kernel, band_kernel, table_kernel, dense_bias_kernel),
+delta_kernel, key_value_kernel, query_kernel, band_kernel, table_kernel, dense_bias_kernel = map(
+    Relaunched, (delta_kernel, key_value_kernel, query_kernel, band_kernel, table_kernel, dense_bias_kernel)
 )
+_forward_launches = PreparedLaunches()
 _BAND_PROGRAMS = 2  # programs of the band kernel a multiprocessor
 
 
@@ -48,27 +50,35 @@ def run_forward(problem: Problem) -> tuple[Tensor, Tensor]:
     lse = problem.q.new_empty(problem.lse_shape, dtype=torch.float32)
     if out.numel() == 0:
         return out, lse.fill_(torch.inf)
-    arguments = {"O": out, "LSE": lse, **strides("o", out), **common_arguments(problem)}
-    arguments |= any_bias_arguments(problem)
+    known = signature(problem)
 
     def decode(tile: Tile) -> None:
-        run_decode(problem, tile, arguments, split_count(problem, processors(out.device)))
+        run_decode(problem, tile, out, lse, split_count(problem, processors(out.device)), known)
 
     def run(tile: Tile) -> None:
         tiles = query_tiles(problem, tile.queries)
-        even_m, even_n = even_tiles(problem, tile)
-        forward_kernel[grid_of(problem, problem.num_queries, tile.queries, tiles)](
-            Tiles=tiles, BM=tile.queries, BN=tile.keys,
-            EVEN_M=even_m, EVEN_N=even_n, PDL=dependent_launch(out.device), **follower_options(out.device),
-            **tile.options(), **arguments,
+        launch = _forward_launches.get((known, tile), lambda: _prepare_forward(problem, tile, out, tiles))
+        launch(
+            problem.q, problem.k, problem.v, out, lse, problem.bias, tiles, problem.cu_seqlens_q, problem.cu_seqlens_k,
+            problem.key_starts, problem.key_lengths, problem.offsets, problem.seed if problem.dropout_p > 0 else None,
         )  # fmt: skip
 
     with on_device(out):
         if is_decoding(problem):
-            launch_fitting("decode", problem, decode)
+            launch_fitting("decode", problem, decode, known)
         else:
-            launch_fitting("forward", problem, run)
+            launch_fitting("forward", problem, run, known)
     return out, lse
+
+
+def _prepare_forward(problem: Problem, tile: Tile, out: Tensor, tiles: Tensor | None) -> PreparedLaunch:
+    even_m, even_n = even_tiles(problem, tile)
+    return PreparedLaunch(
+        forward_kernel, grid_of(problem, problem.num_queries, tile.queries, tiles), BM=tile.queries, BN=tile.keys,
+        EVEN_M=even_m, EVEN_N=even_n, PDL=dependent_launch(out.device), **follower_options(out.device),
+        **tile.options(), **strides("o", out), **without_tensors(common_arguments(problem)),
+        **without_tensors(any_bias_arguments(problem)),
+    )  # fmt: skip
 
 
 def run_backward(

@@ -154,7 +154,9 @@ def run_backward(
 
 def _readable(problem: Problem) -> Problem:
     bias = problem.bias
-    return problem if bias is None else dataclasses.replace(problem, bias=bias.float().contiguous())
+    if bias is None or (bias.dtype == torch.float32 and bias.is_contiguous()):
+        return problem
+    return dataclasses.replace(problem, bias=bias.float().contiguous())
 
 
 @dataclasses.dataclass(frozen=True)
