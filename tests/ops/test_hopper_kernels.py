@@ -32,6 +32,8 @@ def launches(monkeypatch):
         kernel = getattr(launch, name) if CUDA else EmulatedKernel(name)
 
         class Recorder:
+            arg_names = kernel.arg_names
+
             def __getitem__(self, grid):
                 launched.append(name)
                 return kernel[grid]

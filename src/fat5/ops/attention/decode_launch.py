@@ -50,7 +50,7 @@ def run_decode(problem: Problem, tile: Tile, out: Tensor, lse: Tensor, splits: i
         out: Output.
         lse: Log2-sum-exp.
         splits: Shares of the keys.
-        signature: The problem's, see `kernel_arguments.signature`.
+        signature: The problem's, and all else that the arguments depend on.
     """
     heads, queries = problem.batch * problem.heads, problem.num_queries
     parts = part_lse = None

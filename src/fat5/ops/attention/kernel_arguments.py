@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -79,17 +78,6 @@ def common_arguments(problem: Problem) -> dict[str, Any]:
         # Full float32 products, unless the user lets PyTorch's own be TF32.
         "PRECISION": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee",
     }
-
-
-def signature(problem: Problem) -> Hashable:
-    """Return all that the kernels' arguments depend on beside the tensors themselves."""
-    q, k, v, bias, documents = problem.q, problem.k, problem.v, problem.bias, problem.cu_seqlens_q
-    return (
-        q.shape, q.stride(), k.shape, k.stride(), v.stride(), q.dtype, q.device, problem.bias_kind,
-        None if bias is None else (bias.shape, bias.stride()), problem.offset, problem.offsets is None,
-        problem.key_starts is None, problem.key_lengths is None, None if documents is None else documents.shape,
-        problem.softmax_scale, problem.causal, problem.dropout_p, torch.backends.cuda.matmul.allow_tf32,
-    )  # fmt: skip
 
 
 def without_tensors(arguments: dict[str, Any]) -> dict[str, Any]:

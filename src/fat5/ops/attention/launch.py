@@ -22,7 +22,6 @@ from fat5.ops.attention.kernel_arguments import (
     even_tiles,
     in_log2,
     readable,
-    signature,
     strides,
     unit_stride,
     without_tensors,
@@ -50,7 +49,7 @@ def run_forward(problem: Problem) -> tuple[Tensor, Tensor]:
     lse = problem.q.new_empty(problem.lse_shape, dtype=torch.float32)
     if out.numel() == 0:
         return out, lse.fill_(torch.inf)
-    known = signature(problem)
+    known = problem.signature, torch.backends.cuda.matmul.allow_tf32
 
     def decode(tile: Tile) -> None:
         run_decode(problem, tile, out, lse, split_count(problem, processors(out.device)), known)

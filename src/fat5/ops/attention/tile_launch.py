@@ -42,7 +42,7 @@ def launch_fitting(
         kernel: A name in `tiles.KERNELS`.
         problem: What to run on.
         run: Launches with a tile; may be called any number of times.
-        signature: The problem's `kernel_arguments.signature`, by which the tile is found again, if it is at hand.
+        signature: The problem's and all else that the arguments depend on, by which the tile is found again.
     """
     if signature is None:
         return _launch_fitting(kernel, problem, run)

@@ -21,11 +21,10 @@ from fat5.ops.attention.hopper.table_gradient import table_kernel
 from fat5.ops.attention.hopper.work import GROUP, Chain, Work, plan_keys, plan_queries
 from fat5.ops.attention.problem import Problem
 from fat5.ops.launching import on_device, processors
-from fat5.ops.prepared_launch import Relaunched, ceil_divide
+from fat5.ops.prepared_launch import PreparedLaunch, PreparedLaunches, Relaunched, ceil_divide
 
-forward_kernel, backward_kernel, query_kernel, prepare_kernel, finish_kernel, table_kernel = map(
-    Relaunched, (forward_kernel, backward_kernel, query_kernel, prepare_kernel, finish_kernel, table_kernel)
-)
+prepare_kernel, finish_kernel, table_kernel = map(Relaunched, (prepare_kernel, finish_kernel, table_kernel))
+_launches = PreparedLaunches()
 _LOG2E = 1.4426950408889634
 _SHARES = 16  # programs that sum the near tiles of one offset and head
 _FINISH_WARPS = 8
@@ -95,19 +94,35 @@ def run_forward(problem: Problem, configuration: Configuration, programs: int | 
         programs = programs or processors(q.device)
         chain = Chain(q.device)
         work = plan_queries(problem, configuration, rows, problem.num_queries, False, programs, chain, beside)
-        forward_kernel[(work.programs,)](
-            q_desc=rows_descriptor(q, 64, problem.head_dim, ragged),
-            k_desc=rows_descriptor(problem.k, KEY_TILE, problem.head_dim, ragged),
-            v_desc=rows_descriptor(problem.v, KEY_TILE, problem.head_dim, ragged),
-            o_desc=rows_descriptor(out, 64, problem.head_dim, ragged),
-            LSE=lse,
-            factor=problem.softmax_scale * _LOG2E,
-            **work.arguments,
-            **constants(configuration, "forward_kernel"),
-            num_warps=4,
-            **chain.start(),
+        launch = _prepared("forward_kernel", forward_kernel, problem, configuration, work, chain)
+        launch(
+            rows_descriptor(q, 64, problem.head_dim, ragged),
+            rows_descriptor(problem.k, KEY_TILE, problem.head_dim, ragged),
+            rows_descriptor(problem.v, KEY_TILE, problem.head_dim, ragged),
+            rows_descriptor(out, 64, problem.head_dim, ragged),
+            work.table,
+            lse,
+            work.records,
         )
     return out, lse
+
+
+def _prepared(
+    name: str, kernel: Any, problem: Problem, configuration: Configuration, work: Work, chain: Chain, **others: Any
+) -> PreparedLaunch:
+    """Return the next launch of a persistent kernel, for its tensors in the order of its parameters.
+
+    `others` are scalars that follow from the problem and the configuration.
+    """
+    options = chain.start()
+
+    def prepare() -> PreparedLaunch:
+        return PreparedLaunch(
+            kernel, (work.programs,), factor=problem.softmax_scale * _LOG2E, **others, **work.scalars,
+            **constants(configuration, name), num_warps=4, **options,
+        )  # fmt: skip
+
+    return _launches.get((id(kernel), problem.signature, configuration, work.programs, bool(options)), prepare)
 
 
 def run_backward(
@@ -248,26 +263,25 @@ def _run_keys(
     _, grad_k, grad_v = gradients
     # A descriptor has memory behind it, also where nothing is stored.
     near = table.near if configuration.table_grad else rows.sums.view(q.dtype)
-    backward_kernel[(work.programs,)](
-        q_desc=rows_descriptor(q, 64, dim, ragged),
-        k_desc=rows_descriptor(k, 64, dim, ragged),
-        half_desc=rows_descriptor(k, 64, dim // 2, ragged),
-        v_desc=rows_descriptor(v, 64, dim, ragged),
-        do_desc=rows_descriptor(grad_out, 64, dim, ragged),
-        dk_desc=rows_descriptor(grad_k, 64, dim, ragged),
-        dv_desc=rows_descriptor(grad_v, 64, dim, ragged),
-        sum_desc=matrix_descriptor(rows.sums, 64, dim // 2),
-        near_desc=matrix_descriptor(near.view(-1, 64), 64, 64),
-        Far=table.far,
-        LSE=rows.lse,
-        Delta=rows.delta,
-        factor=problem.softmax_scale * _LOG2E,
-        scale=problem.softmax_scale,
+    launch = _prepared(
+        "backward_kernel", backward_kernel, problem, configuration, work, chain, scale=problem.softmax_scale,
         slots=work.slots,
-        **work.arguments,
-        **constants(configuration, "backward_kernel"),
-        num_warps=4,
-        **chain.start(),
+    )  # fmt: skip
+    launch(
+        rows_descriptor(q, 64, dim, ragged),
+        rows_descriptor(k, 64, dim, ragged),
+        rows_descriptor(k, 64, dim // 2, ragged),
+        rows_descriptor(v, 64, dim, ragged),
+        rows_descriptor(grad_out, 64, dim, ragged),
+        rows_descriptor(grad_k, 64, dim, ragged),
+        rows_descriptor(grad_v, 64, dim, ragged),
+        matrix_descriptor(rows.sums, 64, dim // 2),
+        matrix_descriptor(near.view(-1, 64), 64, 64),
+        work.table,
+        table.far,
+        rows.lse,
+        rows.delta,
+        work.records,
     )
 
 
@@ -276,20 +290,17 @@ def _run_queries(
     gradients: tuple[Tensor, Tensor, Tensor], chain: Chain,
 ) -> None:  # fmt: skip
     ragged, dim = configuration.ragged, problem.head_dim
-    query_kernel[(work.programs,)](
-        q_desc=rows_descriptor(problem.q, 64, dim, ragged),
-        k_desc=rows_descriptor(problem.k, KEY_TILE, dim, ragged),
-        v_desc=rows_descriptor(problem.v, KEY_TILE, dim, ragged),
-        do_desc=rows_descriptor(grad_out, 64, dim, ragged),
-        dq_desc=rows_descriptor(gradients[0], 64, dim, ragged),
-        LSE=rows.lse,
-        Delta=rows.delta,
-        factor=problem.softmax_scale * _LOG2E,
-        scale=problem.softmax_scale,
-        **work.arguments,
-        **constants(configuration, "query_kernel"),
-        num_warps=4,
-        **chain.start(),
+    launch = _prepared("query_kernel", query_kernel, problem, configuration, work, chain, scale=problem.softmax_scale)
+    launch(
+        rows_descriptor(problem.q, 64, dim, ragged),
+        rows_descriptor(problem.k, KEY_TILE, dim, ragged),
+        rows_descriptor(problem.v, KEY_TILE, dim, ragged),
+        rows_descriptor(grad_out, 64, dim, ragged),
+        rows_descriptor(gradients[0], 64, dim, ragged),
+        work.table,
+        rows.lse,
+        rows.delta,
+        work.records,
     )
 
 

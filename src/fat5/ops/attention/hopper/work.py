@@ -16,7 +16,7 @@ from fat5.ops.attention.hopper.support import radius_of
 from fat5.ops.attention.problem import Problem
 from fat5.ops.attention.tile_scores import END_OFFSET, OWN_OFFSET, SHARED_OFFSET
 from fat5.ops.dependent_launch import dependent_launch, follower_options
-from fat5.ops.prepared_launch import Relaunched, ceil_divide
+from fat5.ops.prepared_launch import PreparedLaunch, PreparedLaunches, ceil_divide
 
 _BIAS_KINDS = {
     "none": setup.NONE.value,
@@ -25,7 +25,7 @@ _BIAS_KINDS = {
     "alibi-signed": setup.ALIBI_SIGNED.value,
 }
 _SETUP_BLOCK = 512
-_setup_kernel = Relaunched(setup.setup_kernel)
+_setups = PreparedLaunches()
 GROUP = 8
 """Blocks of 128 keys whose near tiles of dS are added up in the type of q: 16 additions bound a sum's rounding."""
 
@@ -66,12 +66,16 @@ class Work:
     Attributes:
         programs: Size of the grid.
         slots: Numbers of tiles of one head, in all sequences.
-        arguments: What the kernels need to find their tiles and read the table.
+        table: The bias by distance, in pairs.
+        records: The tiles of a ragged batch, in the order of their programs; else never read.
+        scalars: What else the kernels need to find their tiles and read the table.
     """
 
     programs: int
     slots: int
-    arguments: dict[str, Any]
+    table: Tensor
+    records: Tensor
+    scalars: dict[str, int]
 
 
 def table_span(problem: Problem, radius: int, columns: int) -> int:
@@ -145,17 +149,16 @@ def _plan(
         records = make_records(arguments, device, slots, heads, programs, causal, beside, chain.link())
         slots = slots if problem.packed else problem.batch * row_slots
     if configuration.bias:
-        _setup_kernel[(ceil_divide(2 * span, _SETUP_BLOCK), heads)](
-            problem.bias, table, problem.softmax_scale, span, RADIUS=radius_of(problem),
-            BIAS=_BIAS_KINDS[problem.bias_kind], CAUSAL=causal, REVERSED=reverse, BLOCK=_SETUP_BLOCK, **chain.link(),
-        )  # fmt: skip
+        options = chain.link()
+        key = problem.signature, span, reverse, *options.items()
+        _setups.get(key, lambda: _prepare_setup(problem, span, reverse, options))(problem.bias, table)
     return Work(
         programs=programs,
         slots=slots,
-        arguments={
-            "Table": table.view(torch.int64)[..., 0],  # pairs
+        table=table.view(torch.int64)[..., 0],  # pairs
+        records=records,
+        scalars={
             "span": span,
-            "Records": records,
             "tiles": tiles,
             "blocks": blocks,
             "H": heads,
@@ -167,6 +170,14 @@ def _plan(
             "chunk": chunk * programs,
         },
     )
+
+
+def _prepare_setup(problem: Problem, span: int, reverse: bool, options: dict[str, Any]) -> PreparedLaunch:
+    return PreparedLaunch(
+        setup.setup_kernel, (ceil_divide(2 * span, _SETUP_BLOCK), problem.heads), scale=problem.softmax_scale,
+        span=span, RADIUS=radius_of(problem), BIAS=_BIAS_KINDS[problem.bias_kind], CAUSAL=problem.causal,
+        REVERSED=reverse, BLOCK=_SETUP_BLOCK, **options,
+    )  # fmt: skip
 
 
 def _empty_table(problem: Problem, configuration: Configuration, span: int) -> Tensor:
