@@ -28,27 +28,28 @@ try:
 except ImportError:
     gdc_launch_dependents = gdc_wait = None
 
-__all__ = ["dependent_launch", "follower_options", "gdc_launch_dependents", "gdc_wait"]
+__all__ = ["capability", "dependent_launch", "follower_options", "gdc_launch_dependents", "gdc_wait"]
 
 MIN_CAPABILITY = (9, 0)
 OPTION = "launch_pdl"
+
+
+@functools.cache
+def capability(device: torch.device) -> tuple[int, int]:
+    """Return the compute capability of a CUDA device, which PyTorch looks up at each call."""
+    return torch.cuda.get_device_capability(device)
 
 
 def dependent_launch(device: torch.device) -> bool:
     """Return whether kernels on this device can overlap: CUDA from Hopper on, compiled, with a Triton that has it."""
     if device.type != "cuda" or torch.version.hip is not None or triton.knobs.runtime.interpret or not _triton_has_it():
         return False
-    return _capability(device) >= MIN_CAPABILITY
+    return capability(device) >= MIN_CAPABILITY
 
 
 def follower_options(device: torch.device) -> dict[str, bool]:
     """Return what a follower's launch passes to Triton: nothing where kernels cannot overlap."""
     return {OPTION: True} if dependent_launch(device) else {}
-
-
-@functools.cache
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
 
 
 @functools.cache

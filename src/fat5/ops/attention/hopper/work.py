@@ -42,7 +42,7 @@ class Chain:
 
     def __init__(self, device: torch.device) -> None:
         self._early = dependent_launch(device)
-        self._options = follower_options(device)
+        self._options = follower_options(device) if self._early else {}
         self._begun = False
 
     def link(self) -> dict[str, Any]:
