@@ -16,6 +16,7 @@ layouts in shared memory, other races inside a warp group, and faults of the com
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any
@@ -224,6 +225,7 @@ class EmulatedKernel:
 
     def __init__(self, name: str, seed: int = 0) -> None:
         self.function, self.seed = kernel_function(name), seed
+        self.arg_names = list(inspect.signature(self.function).parameters)
 
     def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
         def launch(num_warps: int, **arguments: Any) -> None:

@@ -163,11 +163,12 @@ def shapes() -> Iterator[tuple[str, Configuration]]:
             yield "forward_kernel", Configuration("forward", *fixed, shape=shape)
 
 
-_QUERIES_OR_KEYS = {"KIND": 0, "PADDED": False, "SLOTS": 64, "SHARE": 64}
+_QUERIES_OR_KEYS = {"KIND": 0, "PADDED": False, "SLOTS": 64, "SHARE": 16, "D": 64, "CHAIN": True}
 _DOCUMENTS = {"VARLEN": True, "OFFSET": 2, "HAS_STARTS": False, "HAS_LENGTHS": False}
 _ROWS = {"VARLEN": False, "OFFSET": 1, "HAS_STARTS": True, "HAS_LENGTHS": True}
 _TABLE = {"RADIUS": 91, "BIAS": 1, "CAUSAL": True, "REVERSED": True, "BLOCK": 512, "CHAIN": True}
-_FINISH = {"D": 128, "VARLEN": False, "WRITTEN": True, "BY_ROW": False, "CHAIN": True}
+_FINISH = {"D": 128, "VARLEN": False, "WRITTEN": True, "BY_ROW": False, "REVERSED": True, "CHAIN": True}
+_PREPARE = {"D": 64, "VARLEN": False, "CLEAR": True, "REVERSED": True, "CHAIN": True}
 _GRADIENT = {"SHARES": 16, "RADIUS": 91, "OFFSETS": 5, "WIDTH": 64, "PHASED": False, "CHAIN": True}
 SUPPORTING = (
     (setup.setup_kernel, _TABLE, ()),
@@ -176,14 +177,23 @@ SUPPORTING = (
     (
         records.record_kernel,
         _QUERIES_OR_KEYS | _DOCUMENTS | {"CAUSAL": True},
-        ("KeyStarts", "KeyLengths", "Offsets"),
+        ("KeyStarts", "KeyLengths", "Offsets", "Map", "Second"),
     ),
-    (records.record_kernel, _QUERIES_OR_KEYS | _ROWS | {"CAUSAL": True, "KIND": 1, "PADDED": True}, ("CuQ", "CuK")),
-    (rows.prepare_kernel, {"D": 64, "VARLEN": False, "CLEAR": True, "CHAIN": True}, ("Tiles", "CuQ")),
-    (rows.prepare_kernel, {"D": 128, "VARLEN": True, "CLEAR": False, "CHAIN": False}, ()),
-    (finish.finish_kernel, _FINISH, ("Tiles", "CuQ")),
+    (
+        records.record_kernel,
+        _QUERIES_OR_KEYS | _DOCUMENTS | {"CAUSAL": False, "KIND": 1, "PADDED": True},
+        ("KeyStarts", "KeyLengths", "Offsets", "LSE"),
+    ),
+    (
+        records.record_kernel,
+        _QUERIES_OR_KEYS | _ROWS | {"CAUSAL": True, "KIND": 1, "PADDED": True, "D": 128},
+        ("CuQ", "CuK", "Map", "LSE"),
+    ),
+    (rows.prepare_kernel, _PREPARE, ("Map",)),
+    (rows.prepare_kernel, _PREPARE | {"D": 128, "VARLEN": True, "CLEAR": False, "CHAIN": False}, ()),
+    (finish.finish_kernel, _FINISH, ("Map",)),
     (finish.finish_kernel, _FINISH | {"D": 64, "VARLEN": True, "WRITTEN": False}, ()),
-    (finish.finish_kernel, _FINISH | {"WRITTEN": False, "BY_ROW": True}, ("Tiles", "CuQ")),
+    (finish.finish_kernel, _FINISH | {"WRITTEN": False, "BY_ROW": True}, ("Map",)),
     (table_gradient.table_kernel, _GRADIENT, ("Phases",)),
     (table_gradient.table_kernel, _GRADIENT | {"RADIUS": 113, "OFFSETS": 19, "PHASED": True}, ()),
 )
@@ -199,11 +209,11 @@ def check_supporting(index: int) -> tuple[str, list[str]]:
         name = parameter.name
         if name in values:
             types[name] = "constexpr"
-        elif name in ("Schedule", "Records", "Tiles", "CuQ", "CuK", "Phases"):
+        elif name in ("Records", "Map", "CuQ", "CuK", "Phases"):
             types[name] = "*i32"
         elif name in ("KeyStarts", "KeyLengths", "Offsets"):
             types[name] = "*i64"
-        elif name in ("O", "DO", "DQ", "Near"):
+        elif name in ("O", "DO", "DQ", "Near", "First", "Second"):
             types[name] = "*bf16"
         else:
             pointer = name[0].isupper() and len(name) > 1

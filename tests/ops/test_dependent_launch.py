@@ -27,7 +27,7 @@ def card(monkeypatch):
     def pretend(capability):
         monkeypatch.setattr(module.triton.knobs.runtime, "interpret", False)
         monkeypatch.setattr(torch.version, "hip", None)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        monkeypatch.setattr(module, "capability", lambda device: capability)
         return torch.device("cuda", 0)
 
     return pretend

@@ -7,7 +7,8 @@ import pytest
 import torch
 import triton
 
-from fat5.ops.attention.hopper.records import BEYOND, KEY_TILES, QUERY_TILES, make_records
+from fat5.ops.attention.hopper.finish import finish_kernel
+from fat5.ops.attention.hopper.records import BEYOND, KEY_TILES, QUERY_TILES, make_records, record_kernel
 from fat5.ops.attention.hopper.rows import prepare_kernel
 from fat5.ops.attention.hopper.setup import ALIBI, DISTANCE, NONE, setup_kernel
 from fat5.ops.attention.hopper.table_gradient import table_kernel
@@ -48,11 +49,12 @@ def test_causal_tiles_are_dealt_once_and_evenly(blocks, sequences, programs, tur
     assert int(loads.max()) <= max(blocks, 1.06 * float(loads.float().mean()) + 1)
 
 
-@pytest.mark.parametrize("kernel", [setup_kernel, prepare_kernel, table_kernel])
+@pytest.mark.parametrize("kernel", [record_kernel, setup_kernel, prepare_kernel, finish_kernel, table_kernel])
 def test_a_kernel_launched_early_waits_before_it_stores(kernel):
     """Under deterministic algorithms PyTorch fills new memory, by a kernel that may still be writing until then."""
     lines = [line.strip() for line in inspect.getsource(kernel.fn).splitlines()]
-    stores = [number for number, line in enumerate(lines) if line.startswith("tl.store(")]
+    storing = ("tl.store(", "write_records(", "map_rows(", "clear_rows(", "_clear(", "sum_diagonals(", "finish_rows(")
+    stores = [number for number, line in enumerate(lines) if line.startswith(storing)]
     assert lines.index("gdc_wait()") < min(stores)
 
 
@@ -161,3 +163,22 @@ def test_records_of_padded_rows_move_positions_to_the_first_real_key():
         assert of_row[:, 6:9].unique(dim=0).tolist() == [[200, keys, shift]]
         assert set((of_row[:, 2] + of_row[:, 3] - BEYOND.value).tolist()) == {200 * row}
         assert set((of_row[:, 4] + of_row[:, 5] - BEYOND.value).tolist()) == {100 * row + int(starts[row])}
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_descriptors_pass_the_checks_that_they_leave_out(ragged):
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    from fat5.ops.attention.hopper.descriptors import matrix_descriptor, rows_descriptor
+
+    rows = torch.zeros((100, 3, 192) if ragged else (2, 100, 3, 192), dtype=torch.bfloat16)[..., 64:128]
+    for made in (rows_descriptor(rows, 64, 64, ragged), rows_descriptor(rows, 128, 32, ragged)):
+        checked = TensorDescriptor(rows, made.shape, made.strides, made.block_shape, made.layout)
+        assert (made.padding, made.base) == (checked.padding, rows)
+        assert made.strides[-3:] == [rows.stride(-2), rows.stride(-3), 1]
+    assert made.kind != rows_descriptor(rows, 64, 64, ragged).kind
+    matrix = torch.zeros(128, 64)
+    made = matrix_descriptor(matrix, 64, 32)
+    checked = TensorDescriptor(matrix, [128, 64], [64, 1], [64, 32], made.layout)
+    assert (made.shape, made.strides, made.block_shape) == (checked.shape, checked.strides, checked.block_shape)
+    assert made.kind != matrix_descriptor(matrix.bfloat16(), 64, 32).kind

@@ -220,8 +220,19 @@ def test_programs_that_take_tile_after_tile(monkeypatch, stages, rows):
     for tensors in (2, 3):
         monkeypatch.setitem(tiles._BACKWARD, (32, 4, tensors), tiles.RowTile(2, 4, stages))
     monkeypatch.setattr("fat5.ops.norm.launch.processors", lambda device: 4)
-    hold_the_tolerance_rule(norm, reference, [leaf(rows, 24), leaf(24, mean=1.0)])
-    hold_the_tolerance_rule(add_norm, add_reference, [leaf(rows, 24), leaf(rows, 24), leaf(24, mean=1.0)])
+    hold_the_tolerance_rule(norm, reference, [leaf(rows, 32), leaf(32, mean=1.0)])
+    hold_the_tolerance_rule(add_norm, add_reference, [leaf(rows, 32), leaf(rows, 32), leaf(32, mean=1.0)])
+
+
+def test_parts_that_are_summed_in_several_turns(monkeypatch):
+    """More programs than the sum over them takes at once, the last turn cut; columns that fill no tile."""
+    monkeypatch.setitem(tiles._BACKWARD, (64, 4, 2), tiles.RowTile(2, 4))
+    monkeypatch.setattr("fat5.ops.norm.launch.processors", lambda device: 7)
+    monkeypatch.setattr(tiles, "SUM_COLUMNS", 32)
+    for at_once in (2, 4, 8):
+        monkeypatch.setattr(tiles, "MIN_SUM_PARTS", at_once)
+        monkeypatch.setattr(tiles, "MAX_SUM_PARTS", at_once)
+        hold_the_tolerance_rule(norm, reference, [leaf(40, 48), leaf(48, mean=1.0)])
 
 
 def test_registers_of_all_programs_fit():

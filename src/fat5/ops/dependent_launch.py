@@ -28,17 +28,23 @@ try:
 except ImportError:
     gdc_launch_dependents = gdc_wait = None
 
-__all__ = ["dependent_launch", "follower_options", "gdc_launch_dependents", "gdc_wait"]
+__all__ = ["capability", "dependent_launch", "follower_options", "gdc_launch_dependents", "gdc_wait"]
 
 MIN_CAPABILITY = (9, 0)
 OPTION = "launch_pdl"
+
+
+@functools.cache
+def capability(device: torch.device) -> tuple[int, int]:
+    """Return the compute capability of a CUDA device, which PyTorch looks up at each call."""
+    return torch.cuda.get_device_capability(device)
 
 
 def dependent_launch(device: torch.device) -> bool:
     """Return whether kernels on this device can overlap: CUDA from Hopper on, compiled, with a Triton that has it."""
     if device.type != "cuda" or torch.version.hip is not None or triton.knobs.runtime.interpret or not _triton_has_it():
         return False
-    return torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
+    return capability(device) >= MIN_CAPABILITY
 
 
 def follower_options(device: torch.device) -> dict[str, bool]:

@@ -24,11 +24,14 @@ T = TypeVar("T")
 _INTERPRETED_PROCESSORS = 4
 _REPETITIONS, _SLEEP_CYCLES = 20, 400_000
 _chosen: dict[Hashable, Any] = {}
+_nothing = nullcontext()
 
 
 def on_device(x: Tensor) -> Any:
-    """Return a context in which launches go to the tensor's own device."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+    """Return a context in which launches go to the tensor's own device, which for most is the current one."""
+    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
+        return _nothing
+    return torch.cuda.device(x.device)
 
 
 @functools.cache

@@ -63,7 +63,7 @@ def _at(architecture: int, width: int, dtype: str) -> Iterator[Compilation]:
     if block_d > tiles.MAX_FUSED_WIDTH:
         constants = {"D": width, "COLUMNS": tiles.WEIGHT_COLUMNS, "ROWS": tiles.WEIGHT_TILE.rows}
         yield case("rms_norm weight", row | {"Parts": "fp32"}, constants, tiles.WEIGHT_TILE)
-    constants = {"D": width, "PARTS": 512, "COLUMNS": tiles.SUM_COLUMNS, "FOLLOWS": architecture >= 90}
+    constants = {"D": width, "PARTS": tiles.MAX_SUM_PARTS, "COLUMNS": tiles.SUM_COLUMNS, "FOLLOWS": architecture >= 90}
     yield Compilation(
         "norm", "rms_norm sum", architecture, {"Parts": "fp32", "Sum": dtype}, constants, {"num_warps": tiles.SUM_WARPS}
     )

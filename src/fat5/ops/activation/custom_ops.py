@@ -7,39 +7,37 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fat5.ops.activation.launch import run_backward, run_forward, run_joined_backward
+from fat5.ops.operators import operator, register_autograd
 
 _NOT_COMPUTED = 0  # elements of the tensor that stands for a gradient nobody asked for
 
 
-@torch.library.custom_op("fat5::triton_gated_gelu", mutates_args=())
+def _fake(gate, up, tanh):
+    return gate.new_empty(gate.shape)
+
+
+@operator("triton_gated_gelu", fake=_fake)
 def triton_gated_gelu(gate: Tensor, up: Tensor, tanh: bool) -> Tensor:
     """Return `gelu(gate) * up`."""
     return run_forward(gate, up, tanh)
 
 
-@triton_gated_gelu.register_fake
-def _(gate, up, tanh):
-    return gate.new_empty(gate.shape)
+def _fake_backward(grad, gate, up, tanh, gate_grad, up_grad):
+    shapes = (gate.shape if wanted else (_NOT_COMPUTED,) for wanted in (gate_grad, up_grad))
+    grad_gate, grad_up = (gate.new_empty(shape) for shape in shapes)
+    return grad_gate, grad_up
 
 
-@torch.library.custom_op("fat5::triton_gated_gelu_backward", mutates_args=())
+@operator("triton_gated_gelu_backward", fake=_fake_backward)
 def triton_gated_gelu_backward(
     grad: Tensor, gate: Tensor, up: Tensor, tanh: bool, gate_grad: bool, up_grad: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of both projections; empty where nobody asks."""
     gradients = run_backward(grad, gate, up, tanh, gate_grad, up_grad)
     grad_gate, grad_up = (gate.new_empty(_NOT_COMPUTED) if x is None else x for x in gradients)
-    return grad_gate, grad_up
-
-
-@triton_gated_gelu_backward.register_fake
-def _(grad, gate, up, tanh, gate_grad, up_grad):
-    shapes = (gate.shape if wanted else (_NOT_COMPUTED,) for wanted in (gate_grad, up_grad))
-    grad_gate, grad_up = (gate.new_empty(shape) for shape in shapes)
     return grad_gate, grad_up
 
 
@@ -54,35 +52,33 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return *(x if needed else None for x, needed in zip(gradients, needs, strict=True)), None
 
 
-triton_gated_gelu.register_autograd(_differentiate, setup_context=_setup)
+register_autograd(triton_gated_gelu, _differentiate, setup_context=_setup)
 
 
-@torch.library.custom_op("fat5::triton_joined_gated_gelu", mutates_args=())
+def _half(joined: Tensor) -> tuple[int, ...]:
+    return (*joined.shape[:-1], joined.shape[-1] // 2)
+
+
+def _fake_joined(joined, tanh):
+    return joined.new_empty(_half(joined))
+
+
+@operator("triton_joined_gated_gelu", fake=_fake_joined)
 def triton_joined_gated_gelu(joined: Tensor, tanh: bool) -> Tensor:
     """Return `gelu(gate) * up` of [..., 2 D], the gate in front."""
     gate, up = joined.chunk(2, -1)
     return run_forward(gate, up, tanh)
 
 
-@triton_joined_gated_gelu.register_fake
-def _(joined, tanh):
-    return joined.new_empty(_half(joined))
+def _fake_joined_backward(grad, joined, tanh, again):
+    return joined.new_empty(joined.shape), joined.new_empty(_half(joined) if again else (_NOT_COMPUTED,))
 
 
-@torch.library.custom_op("fat5::triton_joined_gated_gelu_backward", mutates_args=())
+@operator("triton_joined_gated_gelu_backward", fake=_fake_joined_backward)
 def triton_joined_gated_gelu_backward(grad: Tensor, joined: Tensor, tanh: bool, again: bool) -> tuple[Tensor, Tensor]:
     """Return the gradient of the projection, and the forward's output again; empty where nobody asks."""
     grad_joined, out = run_joined_backward(grad, joined, tanh, again)
     return grad_joined, joined.new_empty(_NOT_COMPUTED) if out is None else out
-
-
-@triton_joined_gated_gelu_backward.register_fake
-def _(grad, joined, tanh, again):
-    return joined.new_empty(joined.shape), joined.new_empty(_half(joined) if again else (_NOT_COMPUTED,))
-
-
-def _half(joined: Tensor) -> tuple[int, ...]:
-    return (*joined.shape[:-1], joined.shape[-1] // 2)
 
 
 def _setup_joined(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -95,4 +91,4 @@ def _differentiate_joined(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
     return grad_joined, None
 
 
-triton_joined_gated_gelu.register_autograd(_differentiate_joined, setup_context=_setup_joined)
+register_autograd(triton_joined_gated_gelu, _differentiate_joined, setup_context=_setup_joined)

@@ -143,14 +143,19 @@ def op_arguments(
 
 def _check_inputs(q: Tensor, k: Tensor, v: Tensor, packed: bool) -> None:
     ndim, layout = (3, "[total, heads, head_dim]") if packed else (4, "[batch, length, heads, head_dim]")
-    shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
-    if any(x.ndim != ndim for x in (q, k, v)):
-        raise ValueError(f"got {shapes}; expected {'packed' if packed else 'padded'} inputs {layout}")
+    if not q.ndim == k.ndim == v.ndim == ndim:
+        raise ValueError(f"got {_shapes(q, k, v)}; expected {'packed' if packed else 'padded'} inputs {layout}")
     if k.shape != v.shape or q.shape[-2:] != k.shape[-2:] or (not packed and q.shape[0] != k.shape[0]):
-        raise ValueError(f"got {shapes}; expected k and v alike, and the batch, heads and head_dim of q: {layout}")
-    if not q.is_floating_point() or any(x.dtype != q.dtype or x.device != q.device for x in (k, v)):
+        raise ValueError(
+            f"got {_shapes(q, k, v)}; expected k and v alike, and the batch, heads and head_dim of q: {layout}"
+        )
+    if not (q.is_floating_point() and q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
         kinds = ", ".join(f"{n} {x.dtype} on {x.device}" for n, x in (("q", q), ("k", k), ("v", v)))
         raise ValueError(f"got {kinds}; expected one floating type and one device")
+
+
+def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
+    return f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
 
 
 def _check_packed(

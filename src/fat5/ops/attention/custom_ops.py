@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fat5.ops.attention.problem import Gradients, Problem, accumulation_dtype
+from fat5.ops.operators import operator, register_autograd
 
 RunForward = Callable[[Problem], tuple[Tensor, Tensor]]
 RunBackward = Callable[[Problem, Tensor, Tensor, Tensor, bool, Gradients], tuple[Tensor, Tensor, Tensor, Tensor | None]]
@@ -27,7 +27,12 @@ def define_ops(name: str, run_forward: RunForward, run_backward: RunBackward) ->
             gradient, and memory for the gradients of q, k and v, to these, written there, and that of the bias.
     """
 
-    @torch.library.custom_op(f"fat5::{name}_attention", mutates_args=())
+    def fake_forward(*arguments):
+        problem = Problem(*arguments)
+        lse = problem.q.new_empty(problem.lse_shape, dtype=accumulation_dtype(problem.q.dtype))
+        return problem.q.new_empty(problem.q.shape), lse
+
+    @operator(f"{name}_attention", fake=fake_forward)
     def forward(
         q: Tensor,
         k: Tensor,
@@ -50,13 +55,11 @@ def define_ops(name: str, run_forward: RunForward, run_backward: RunBackward) ->
                     softmax_scale, causal, dropout_p, seed)
         )  # fmt: skip
 
-    @forward.register_fake
-    def _(*arguments):
-        problem = Problem(*arguments)
-        lse = problem.q.new_empty(problem.lse_shape, dtype=accumulation_dtype(problem.q.dtype))
-        return problem.q.new_empty(problem.q.shape), lse
+    def fake_backward(grad_out, out, lse, bias_grad, q, k, v, bias, *rest):
+        grad_bias = bias.new_empty(bias.shape) if bias is not None and bias_grad else q.new_empty(_NOT_COMPUTED)
+        return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), grad_bias
 
-    @torch.library.custom_op(f"fat5::{name}_attention_backward", mutates_args=())
+    @operator(f"{name}_attention_backward", fake=fake_backward)
     def backward(
         grad_out: Tensor,
         out: Tensor,
@@ -87,11 +90,6 @@ def define_ops(name: str, run_forward: RunForward, run_backward: RunBackward) ->
         )
         return grad_q, grad_k, grad_v, q.new_zeros(_NOT_COMPUTED) if grad_bias is None else grad_bias
 
-    @backward.register_fake
-    def _(grad_out, out, lse, bias_grad, q, k, v, bias, *rest):
-        grad_bias = bias.new_empty(bias.shape) if bias is not None and bias_grad else q.new_empty(_NOT_COMPUTED)
-        return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), grad_bias
-
     def setup_context(ctx, inputs, output):
         tensors = [x if isinstance(x, Tensor) else None for x in inputs]
         ctx.save_for_backward(*output, *tensors)
@@ -107,5 +105,5 @@ def define_ops(name: str, run_forward: RunForward, run_backward: RunBackward) ->
         *grads, grad_bias = backward(grad_out, out, lse, bias_grad, *inputs)
         return (*grads, grad_bias if bias_grad else None, *(None,) * (len(inputs) - 4))
 
-    forward.register_autograd(differentiate, setup_context=setup_context)
+    register_autograd(forward, differentiate, setup_context=setup_context)
     return forward, backward

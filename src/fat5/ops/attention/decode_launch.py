@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Hashable
 
 import torch
-import triton
 from torch import Tensor
 
 from fat5.ops.attention.decode import decode_kernel, join_kernel
+from fat5.ops.attention.kernel_arguments import (
+    any_bias_arguments,
+    block_d,
+    common_arguments,
+    strides,
+    without_tensors,
+)
 from fat5.ops.attention.problem import Problem
 from fat5.ops.attention.tiles import Tile
+from fat5.ops.prepared_launch import PreparedLaunch, PreparedLaunches, ceil_power_of_2
+
+_decode_launches, _join_launches = PreparedLaunches(), PreparedLaunches()
 
 MAX_QUERIES = 16
 """Most queries of a row that one program takes: the least that a matrix unit multiplies."""
@@ -32,28 +41,44 @@ def split_count(problem: Problem, processors: int) -> int:
     return max(1, min(_PROGRAMS * processors // heads, problem.num_keys // _MIN_KEYS, _MAX_SPLITS))
 
 
-def run_decode(problem: Problem, tile: Tile, arguments: dict[str, Any], splits: int) -> None:
+def run_decode(problem: Problem, tile: Tile, out: Tensor, lse: Tensor, splits: int, signature: Hashable) -> None:
     """Fill the output and the log2-sum-exp.
 
     Args:
         problem: What to compute.
         tile: Its keys, warps and stages.
-        arguments: What the forward kernel takes, `O` and `LSE` among it.
+        out: Output.
+        lse: Log2-sum-exp.
         splits: Shares of the keys.
+        signature: The problem's, and all else that the arguments depend on.
     """
-    arguments = {name: value for name, value in arguments.items() if name not in _NOT_READ}
-    out: Tensor = arguments["O"]
-    heads, queries, dim = problem.batch * problem.heads, problem.num_queries, problem.head_dim
+    heads, queries = problem.batch * problem.heads, problem.num_queries
     parts = part_lse = None
     if splits > 1:
-        parts = torch.empty(heads, splits, queries, dim, dtype=torch.float32, device=out.device)
-        part_lse = torch.empty(heads, splits, queries, dtype=torch.float32, device=out.device)
-    decode_kernel[(splits, heads)](
-        Parts=parts, PartLSE=part_lse, BM=MAX_QUERIES, BN=tile.keys, SPLIT=splits > 1, **tile.options(), **arguments
-    )
+        parts = out.new_empty(heads, splits, queries, problem.head_dim, dtype=torch.float32)
+        part_lse = out.new_empty(heads, splits, queries, dtype=torch.float32)
+    launch = _decode_launches.get((signature, tile, splits), lambda: _prepare_decode(problem, tile, out, splits))
+    launch(
+        problem.q, problem.k, problem.v, out, lse, parts, part_lse, problem.bias, problem.key_starts,
+        problem.key_lengths, problem.offsets,
+    )  # fmt: skip
     if splits > 1:
-        join_kernel[(heads, queries)](
-            parts, part_lse, out, arguments["LSE"], out.stride(0), out.stride(1), out.stride(2),
-            problem.heads, queries, splits,
-            D=dim, BLOCK_D=arguments["BLOCK_D"], SPLITS=triton.next_power_of_2(splits),
-        )  # fmt: skip
+        launch = _join_launches.get((signature, splits), lambda: _prepare_join(problem, out, splits))
+        launch(parts, part_lse, out, lse)
+
+
+def _prepare_decode(problem: Problem, tile: Tile, out: Tensor, splits: int) -> PreparedLaunch:
+    arguments = strides("o", out) | common_arguments(problem) | any_bias_arguments(problem)
+    arguments = {name: x for name, x in without_tensors(arguments).items() if name not in _NOT_READ}
+    return PreparedLaunch(
+        decode_kernel, (splits, problem.batch * problem.heads), BM=MAX_QUERIES, BN=tile.keys, SPLIT=splits > 1,
+        **tile.options(), **arguments,
+    )  # fmt: skip
+
+
+def _prepare_join(problem: Problem, out: Tensor, splits: int) -> PreparedLaunch:
+    return PreparedLaunch(
+        join_kernel, (problem.batch * problem.heads, problem.num_queries), **strides("o", out), H=problem.heads,
+        M=problem.num_queries, splits=splits, D=problem.head_dim, BLOCK_D=block_d(problem),
+        SPLITS=ceil_power_of_2(splits),
+    )  # fmt: skip

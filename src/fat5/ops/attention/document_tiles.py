@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fat5.ops.prepared_launch import ceil_divide, ceil_power_of_2, prepared
+
 
 @triton.jit
 def document_tiles_kernel(
@@ -37,11 +39,13 @@ def document_tiles(cu_seqlens: Tensor, total: int, block: int) -> Tensor:
     tiles too, so that the kernels can clear them.
     """
     documents = cu_seqlens.shape[0] - 1
-    num_tiles = triton.cdiv(total, block) + documents
-    tiles = torch.empty(num_tiles, 2, dtype=torch.int32, device=cu_seqlens.device)
-    slots = max(16, triton.next_power_of_2(documents))
+    num_tiles = ceil_divide(total, block) + documents
+    tiles = cu_seqlens.new_empty(num_tiles, 2, dtype=torch.int32)
+    slots = max(16, ceil_power_of_2(documents))
     share = max(1, min(64, 16384 // slots))
-    document_tiles_kernel[(triton.cdiv(num_tiles, share),)](
-        cu_seqlens, tiles, documents, num_tiles, BLOCK=block, DOCS=slots, TILES=share
-    )
+    launch = prepared(
+        document_tiles_kernel, (ceil_divide(num_tiles, share),), num_documents=documents, num_tiles=num_tiles,
+        BLOCK=block, DOCS=slots, TILES=share,
+    )  # fmt: skip
+    launch(cu_seqlens, tiles)
     return tiles

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fat5.ops.attention.custom_ops import RunBackward, RunForward
 from fat5.ops.attention.problem import Problem, accumulation_dtype
+from fat5.ops.operators import operator, register_autograd
 
 _NOT_COMPUTED = 0  # elements of the tensor that stands for a gradient nobody asked for
-_INPUTS = (
-    "Tensor joined, Tensor? q, Tensor? bias, str bias_kind, SymInt? offset, Tensor? offsets, Tensor? key_starts, "
-    "Tensor? key_lengths, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, float softmax_scale, bool causal, "
-    "float dropout_p, Tensor? seed"
-)
-_FORWARD = f"({_INPUTS}) -> (Tensor, Tensor)"
-_BACKWARD = f"(Tensor grad_out, Tensor out, Tensor lse, bool bias_grad, {_INPUTS}) -> (Tensor, Tensor, Tensor)"
 
 
 def define_joined_ops(name: str, run_forward: RunForward, run_backward: RunBackward) -> tuple[Any, Any]:
@@ -32,26 +24,65 @@ def define_joined_ops(name: str, run_forward: RunForward, run_backward: RunBackw
         run_backward: As there; it writes into slices of the joined gradient.
     """
 
-    @torch.library.custom_op(f"fat5::{name}_joined_attention", mutates_args=(), schema=_FORWARD)
-    def forward(joined, q, *settings):
-        return run_forward(_problem(joined, q, settings))
-
-    @forward.register_fake
-    def _(joined, q, *settings):
-        problem = _problem(joined, q, settings)
+    def fake_forward(joined, q, *settings):
+        problem = Problem(*joined_parts(joined, q), *settings)
         lse = joined.new_empty(problem.lse_shape, dtype=accumulation_dtype(joined.dtype))
         return joined.new_empty(problem.q.shape), lse
 
-    @torch.library.custom_op(f"fat5::{name}_joined_attention_backward", mutates_args=(), schema=_BACKWARD)
-    def backward(grad_out, out, lse, bias_grad, joined, q, *settings):
+    @operator(f"{name}_joined_attention", fake=fake_forward)
+    def forward(
+        joined: Tensor,
+        q: Tensor | None,
+        bias: Tensor | None,
+        bias_kind: str,
+        offset: int | None,
+        offsets: Tensor | None,
+        key_starts: Tensor | None,
+        key_lengths: Tensor | None,
+        cu_seqlens_q: Tensor | None,
+        cu_seqlens_k: Tensor | None,
+        softmax_scale: float,
+        causal: bool,
+        dropout_p: float,
+        seed: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        return run_forward(
+            Problem(*joined_parts(joined, q), bias, bias_kind, offset, offsets, key_starts, key_lengths, cu_seqlens_q,
+                    cu_seqlens_k, softmax_scale, causal, dropout_p, seed)
+        )  # fmt: skip
+
+    def fake_backward(grad_out, out, lse, bias_grad, joined, q, bias, *settings):
+        return _room(joined, joined), _room(q, joined), _room(bias if bias_grad else None, joined)
+
+    @operator(f"{name}_joined_attention_backward", fake=fake_backward)
+    def backward(
+        grad_out: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        bias_grad: bool,
+        joined: Tensor,
+        q: Tensor | None,
+        bias: Tensor | None,
+        bias_kind: str,
+        offset: int | None,
+        offsets: Tensor | None,
+        key_starts: Tensor | None,
+        key_lengths: Tensor | None,
+        cu_seqlens_q: Tensor | None,
+        cu_seqlens_k: Tensor | None,
+        softmax_scale: float,
+        causal: bool,
+        dropout_p: float,
+        seed: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        problem = Problem(
+            *joined_parts(joined, q), bias, bias_kind, offset, offsets, key_starts, key_lengths, cu_seqlens_q,
+            cu_seqlens_k, softmax_scale, causal, dropout_p, seed,
+        )  # fmt: skip
         grad_joined, grad_q = _room(joined, joined), _room(q, joined)
         gradients = joined_parts(grad_joined, None if q is None else grad_q)
-        *_, grad_bias = run_backward(_problem(joined, q, settings), grad_out, out, lse, bias_grad, gradients)
+        *_, grad_bias = run_backward(problem, grad_out, out, lse, bias_grad, gradients)
         return grad_joined, grad_q, joined.new_zeros(_NOT_COMPUTED) if grad_bias is None else grad_bias
-
-    @backward.register_fake
-    def _(grad_out, out, lse, bias_grad, joined, q, bias, *settings):
-        return _room(joined, joined), _room(q, joined), _room(bias if bias_grad else None, joined)
 
     def setup_context(ctx, inputs, output):
         tensors = [x if isinstance(x, Tensor) else None for x in inputs]
@@ -69,7 +100,7 @@ def define_joined_ops(name: str, run_forward: RunForward, run_backward: RunBackw
         grads = (grad_joined, None if inputs[1] is None else grad_q, grad_bias if bias_grad else None)
         return *grads, *(None,) * (len(inputs) - 3)
 
-    forward.register_autograd(differentiate, setup_context=setup_context)
+    register_autograd(forward, differentiate, setup_context=setup_context)
     return forward, backward
 
 
@@ -80,10 +111,6 @@ def joined_parts(joined: Tensor, q: Tensor | None) -> tuple[Tensor, Tensor, Tens
     else:
         k, v = joined.unbind(-3)
     return q, k, v
-
-
-def _problem(joined: Tensor, q: Tensor | None, settings: Sequence[Any]) -> Problem:
-    return Problem(*joined_parts(joined, q), *settings)
 
 
 def _room(x: Tensor | None, neighbour: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from fat5.ops.attention import tile_scores as scores
 from fat5.ops.attention.problem import Problem
 from fat5.ops.attention.tiles import Tile
+from fat5.ops.prepared_launch import ceil_power_of_2
 
 _BIAS_KINDS = {
     "none": scores.NO_BIAS.value,
@@ -25,7 +26,7 @@ _LOG2E = 1.4426950408889634
 
 def block_d(problem: Problem) -> int:
     """Return the head dimension, padded to a power of two."""
-    return max(16, triton.next_power_of_2(problem.head_dim))
+    return max(16, ceil_power_of_2(problem.head_dim))
 
 
 def bias_radius(problem: Problem) -> int:
@@ -77,6 +78,11 @@ def common_arguments(problem: Problem) -> dict[str, Any]:
         # Full float32 products, unless the user lets PyTorch's own be TF32.
         "PRECISION": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee",
     }
+
+
+def without_tensors(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments that are no tensors, nor stand for one that is absent."""
+    return {name: x for name, x in arguments.items() if x is not None and not isinstance(x, Tensor)}
 
 
 def in_log2(problem: Problem) -> Problem:
@@ -131,5 +137,7 @@ def readable(problem: Problem) -> Problem:
     bias = problem.bias
     if bias is not None:
         bias = unit_stride(bias) if problem.bias_kind == "dense" else bias.float().contiguous()
-    q, k, v = (unit_stride(x) for x in (problem.q, problem.k, problem.v))
+    q, k, v = unit_stride(problem.q), unit_stride(problem.k), unit_stride(problem.v)
+    if q is problem.q and k is problem.k and v is problem.v and bias is problem.bias:
+        return problem
     return dataclasses.replace(problem, q=q, k=k, v=v, bias=bias)

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from fat5.ops.attention.backward import delta_kernel, key_value_kernel
@@ -25,6 +24,7 @@ from fat5.ops.attention.kernel_arguments import (
     readable,
     strides,
     unit_stride,
+    without_tensors,
 )
 from fat5.ops.attention.problem import Gradients, Problem
 from fat5.ops.attention.query_gradient import query_kernel
@@ -33,38 +33,51 @@ from fat5.ops.attention.tile_launch import grid_of, launch_fitting, query_tiles
 from fat5.ops.attention.tiles import Tile
 from fat5.ops.dependent_launch import dependent_launch, follower_options
 from fat5.ops.launching import on_device, processors
+from fat5.ops.prepared_launch import PreparedLaunch, PreparedLaunches, Relaunched, ceil_divide, ceil_power_of_2
 
+delta_kernel, key_value_kernel, query_kernel, band_kernel, table_kernel, dense_bias_kernel = map(
+    Relaunched, (delta_kernel, key_value_kernel, query_kernel, band_kernel, table_kernel, dense_bias_kernel)
+)
+_forward_launches = PreparedLaunches()
 _BAND_PROGRAMS = 2  # programs of the band kernel a multiprocessor
 
 
 def run_forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """Return the output, shaped as q, and the log2-sum-exp of the scores; see `custom_ops.define_ops`."""
     problem = readable(problem)
-    out = torch.empty(problem.q.shape, dtype=problem.q.dtype, device=problem.q.device)
-    lse = torch.empty(problem.lse_shape, dtype=torch.float32, device=problem.q.device)
+    out = problem.q.new_empty(problem.q.shape)
+    lse = problem.q.new_empty(problem.lse_shape, dtype=torch.float32)
     if out.numel() == 0:
         return out, lse.fill_(torch.inf)
-    arguments = {"O": out, "LSE": lse, **strides("o", out), **common_arguments(problem)}
-    arguments |= any_bias_arguments(problem)
+    known = problem.signature, torch.backends.cuda.matmul.allow_tf32
 
     def decode(tile: Tile) -> None:
-        run_decode(problem, tile, arguments, split_count(problem, processors(out.device)))
+        run_decode(problem, tile, out, lse, split_count(problem, processors(out.device)), known)
 
     def run(tile: Tile) -> None:
         tiles = query_tiles(problem, tile.queries)
-        even_m, even_n = even_tiles(problem, tile)
-        forward_kernel[grid_of(problem, problem.num_queries, tile.queries, tiles)](
-            Tiles=tiles, BM=tile.queries, BN=tile.keys,
-            EVEN_M=even_m, EVEN_N=even_n, PDL=dependent_launch(out.device), **follower_options(out.device),
-            **tile.options(), **arguments,
+        launch = _forward_launches.get((known, tile), lambda: _prepare_forward(problem, tile, out, tiles))
+        launch(
+            problem.q, problem.k, problem.v, out, lse, problem.bias, tiles, problem.cu_seqlens_q, problem.cu_seqlens_k,
+            problem.key_starts, problem.key_lengths, problem.offsets, problem.seed if problem.dropout_p > 0 else None,
         )  # fmt: skip
 
     with on_device(out):
         if is_decoding(problem):
-            launch_fitting("decode", problem, decode)
+            launch_fitting("decode", problem, decode, known)
         else:
-            launch_fitting("forward", problem, run)
+            launch_fitting("forward", problem, run, known)
     return out, lse
+
+
+def _prepare_forward(problem: Problem, tile: Tile, out: Tensor, tiles: Tensor | None) -> PreparedLaunch:
+    even_m, even_n = even_tiles(problem, tile)
+    return PreparedLaunch(
+        forward_kernel, grid_of(problem, problem.num_queries, tile.queries, tiles), BM=tile.queries, BN=tile.keys,
+        EVEN_M=even_m, EVEN_N=even_n, PDL=dependent_launch(out.device), **follower_options(out.device),
+        **tile.options(), **strides("o", out), **without_tensors(common_arguments(problem)),
+        **without_tensors(any_bias_arguments(problem)),
+    )  # fmt: skip
 
 
 def run_backward(
@@ -104,12 +117,12 @@ def _run_delta(problem: Problem, out: Tensor, grad_out: Tensor, lse: Tensor, tab
     radius = bias_radius(problem)
     stats = torch.empty(*problem.lse_shape, 2, dtype=torch.float32, device=out.device)
     block = 32
-    delta_kernel[(triton.cdiv(problem.num_queries, block), problem.batch * problem.heads)](
+    delta_kernel[(ceil_divide(problem.num_queries, block), problem.batch * problem.heads)](
         O=out, DO=grad_out, LSE=lse, Stats=stats, **strides("o", out), **strides("do", grad_out),
         heads=problem.heads, num_rows=problem.num_queries,
         Table=table, Log2Table=None if table is None else problem.bias,
         BM=block, D=problem.head_dim, BLOCK_D=block_d(problem),
-        RADIUS=radius, WIDTH=triton.next_power_of_2(2 * radius + 1),
+        RADIUS=radius, WIDTH=ceil_power_of_2(2 * radius + 1),
     )  # fmt: skip
     return stats
 
@@ -198,7 +211,7 @@ def _run_band(problem: Problem, arguments: dict[str, Any], query_tile: Tile) -> 
     last_tile = min(last_near, 0) if problem.causal else last_near
     num_tiles = last_tile - first_tile + 1
     tiles = query_tiles(problem, side)
-    blocks = triton.cdiv(problem.num_queries, side)
+    blocks = ceil_divide(problem.num_queries, side)
     items = tiles.shape[0] if tiles is not None else problem.batch * blocks
     shares = max(1, min(items, _BAND_PROGRAMS * processors(device) // (num_tiles * heads)))
     even_m, even_n = even_tiles(problem, Tile(side, side, 1, 1))
@@ -224,7 +237,7 @@ def _run_table(problem: Problem, band: tuple[Tensor, int, int], sums: Tensor) ->
     radius = bias_radius(problem)
     grad = torch.empty(heads, 2 * radius + 1, dtype=torch.float32, device=parts.device)
     first_distance = (first_tile - 1) * side
-    width = triton.next_power_of_2(max((num_tiles + 1) * side, radius - first_distance))
+    width = ceil_power_of_2(max((num_tiles + 1) * side, radius - first_distance))
     table_kernel[(heads,)](
         parts, sums, grad, sums.shape[1], num_tiles, first_distance, shares,
         BM=side, RADIUS=radius, WIDTH=width, CHUNK=1024, PDL=dependent_launch(grad.device),
@@ -240,8 +253,8 @@ def _run_dense_bias(problem: Problem, bias: Tensor, arguments: dict[str, Any]) -
     broadcast_rows = bias.shape[2] == 1
 
     def run(tile: Tile) -> None:
-        blocks = triton.cdiv(problem.num_queries, tile.queries)
-        columns = triton.cdiv(problem.num_keys, tile.keys)
+        blocks = ceil_divide(problem.num_queries, tile.queries)
+        columns = ceil_divide(problem.num_keys, tile.keys)
         dense_bias_kernel[(columns, 1 if broadcast_rows else blocks, bias.shape[0] * bias.shape[1])](
             Bias=bias, DBias=grad, bias_batch=bias_batch, bias_head=bias_head, bias_row=bias_row,
             db_batch=db_batch, db_head=db_head, db_row=db_row,

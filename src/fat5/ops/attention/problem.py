@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor
@@ -54,6 +56,17 @@ class Problem:
     causal: bool
     dropout_p: float
     seed: Tensor | None
+
+    @functools.cached_property
+    def signature(self) -> Hashable:
+        """What a launch's scalars and constants depend on: sizes, strides, settings, and which tensors there are."""
+        q, k, v, bias, documents = self.q, self.k, self.v, self.bias, self.cu_seqlens_q
+        return (
+            q.shape, q.stride(), k.shape, k.stride(), v.stride(), q.dtype, q.device, self.bias_kind,
+            None if bias is None else (bias.shape, bias.stride()), self.offset, self.offsets is None,
+            self.key_starts is None, self.key_lengths is None, None if documents is None else documents.shape,
+            self.softmax_scale, self.causal, self.dropout_p,
+        )  # fmt: skip
 
     @property
     def packed(self) -> bool:

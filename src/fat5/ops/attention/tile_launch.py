@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from fat5.ops.attention.document_tiles import document_tiles
 from fat5.ops.attention.kernel_arguments import block_d, even_tiles
 from fat5.ops.attention.problem import Problem
 from fat5.ops.attention.tiles import Call, Tile, fallbacks, preferred_tile
+from fat5.ops.prepared_launch import ceil_divide
 
 _WHOLE_TILES = Tile(128, 128, 4, 1)  # lengths that any tile divides
 
@@ -28,10 +29,34 @@ def _capability(device: torch.device) -> int:
 
 
 _fitting: dict[tuple, Tile] = {}
+_LAST_KEPT = 4096
+_last: dict[tuple, Tile] = {}
 
 
-def launch_fitting(kernel: str, problem: Problem, run: Callable[[Tile], Any]) -> Tile:
-    """Run with the table's tile, or the first smaller one that fits the card, and return it."""
+def launch_fitting(
+    kernel: str, problem: Problem, run: Callable[[Tile], Any], signature: Hashable | None = None
+) -> Tile:
+    """Run with the table's tile, or the first smaller one that fits the card, and return it.
+
+    Args:
+        kernel: A name in `tiles.KERNELS`.
+        problem: What to run on.
+        run: Launches with a tile; may be called any number of times.
+        signature: The problem's and all else that the arguments depend on, by which the tile is found again.
+    """
+    if signature is None:
+        return _launch_fitting(kernel, problem, run)
+    tile = _last.get((kernel, signature))
+    if tile is not None:
+        run(tile)
+        return tile
+    if len(_last) == _LAST_KEPT:
+        _last.clear()
+    tile = _last[kernel, signature] = _launch_fitting(kernel, problem, run)
+    return tile
+
+
+def _launch_fitting(kernel: str, problem: Problem, run: Callable[[Tile], Any]) -> Tile:
     device = problem.q.device
     call = Call(
         kernel=kernel,
@@ -63,7 +88,7 @@ def grid_of(problem: Problem, length: int, block: int, tiles: Tensor | None) -> 
     """Return the grid over blocks of rows, or of a map of documents' tiles, and heads."""
     if tiles is not None:
         return tiles.shape[0], problem.heads
-    return triton.cdiv(length, block), problem.batch * problem.heads
+    return ceil_divide(length, block), problem.batch * problem.heads
 
 
 def query_tiles(problem: Problem, block: int) -> Tensor | None:

@@ -8,35 +8,39 @@ import torch
 from torch import Tensor
 
 from fat5.ops.norm.launch import run_backward, run_forward
+from fat5.ops.operators import operator, register_autograd
 
 _NOT_COMPUTED = 0  # elements of the tensor that stands for a gradient nobody asked for
 
 
-@torch.library.custom_op("fat5::triton_rms_norm", mutates_args=())
+def _fake_norm(x, weight, eps):
+    return x.new_empty(x.shape), _fake_rstd(x)
+
+
+@operator("triton_rms_norm", fake=_fake_norm)
 def triton_rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return the normalised rows and the reciprocals of their root mean squares."""
     y, _, rstd = run_forward(x, None, weight, eps)
     return y, rstd
 
 
-@triton_rms_norm.register_fake
-def _(x, weight, eps):
-    return x.new_empty(x.shape), _fake_rstd(x)
+def _fake_sum(x, residual, weight, eps):
+    dtype = torch.promote_types(x.dtype, residual.dtype)
+    return x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape, dtype=dtype), _fake_rstd(x)
 
 
-@torch.library.custom_op("fat5::triton_add_rms_norm", mutates_args=())
+@operator("triton_add_rms_norm", fake=_fake_sum)
 def triton_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return the normalised rows of a sum, the sum, and the reciprocals of the root mean squares."""
     return run_forward(x, residual, weight, eps)
 
 
-@triton_add_rms_norm.register_fake
-def _(x, residual, weight, eps):
-    dtype = torch.promote_types(x.dtype, residual.dtype)
-    return x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape, dtype=dtype), _fake_rstd(x)
+def _fake_backward(grad_y, grad_total, total, weight, rstd, fused, input_grad, weight_grad):
+    grad = total.new_empty(total.shape if input_grad else _NOT_COMPUTED)
+    return grad, weight.new_empty(weight.shape) if weight_grad else total.new_empty(_NOT_COMPUTED)
 
 
-@torch.library.custom_op("fat5::triton_rms_norm_backward", mutates_args=())
+@operator("triton_rms_norm_backward", fake=_fake_backward)
 def triton_rms_norm_backward(
     grad_y: Tensor,
     grad_total: Tensor | None,
@@ -51,12 +55,6 @@ def triton_rms_norm_backward(
     gradients = run_backward(grad_y, grad_total, total, weight, rstd, fused, input_grad, weight_grad)
     grad, grad_weight = (total.new_empty(_NOT_COMPUTED) if x is None else x for x in gradients)
     return grad, grad_weight
-
-
-@triton_rms_norm_backward.register_fake
-def _(grad_y, grad_total, total, weight, rstd, fused, input_grad, weight_grad):
-    grad = total.new_empty(total.shape if input_grad else _NOT_COMPUTED)
-    return grad, weight.new_empty(weight.shape) if weight_grad else total.new_empty(_NOT_COMPUTED)
 
 
 def _fake_rstd(x: Tensor) -> Tensor:
@@ -99,5 +97,5 @@ def _differentiate_sum(ctx: Any, grad_y: Tensor | None, grad_total: Tensor | Non
     return *both, grad_weight if weight_grad else None, None
 
 
-triton_rms_norm.register_autograd(_differentiate_norm, setup_context=_setup_norm)
-triton_add_rms_norm.register_autograd(_differentiate_sum, setup_context=_setup_sum)
+register_autograd(triton_rms_norm, _differentiate_norm, setup_context=_setup_norm)
+register_autograd(triton_add_rms_norm, _differentiate_sum, setup_context=_setup_sum)

@@ -155,9 +155,11 @@ def sum_kernel(
     if FOLLOWS:
         gdc_wait()
     columns = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
-    total = tl.zeros([PARTS, COLUMNS], tl.float32)
-    for first in range(0, num_parts, PARTS):
-        parts = (first + tl.arange(0, PARTS))[:, None]
-        inside = (parts < num_parts) & (columns < D)
-        total += tl.load(Parts + parts.to(tl.int64) * D + columns, mask=inside, other=0.0)
+    parts = tl.arange(0, PARTS)[:, None]
+    place = Parts + parts.to(tl.int64) * D + columns
+    # Outside the loop, which rarely has a turn: in it the assembler adds before it has issued all loads.
+    total = tl.load(place, mask=(parts < num_parts) & (columns < D), other=0.0)
+    for first in range(PARTS, num_parts, PARTS):
+        inside = (parts + first < num_parts) & (columns < D)
+        total += tl.load(place + tl.cast(first, tl.int64) * D, mask=inside, other=0.0)
     tl.store(Sum + columns, tl.sum(total, 0)[None, :].to(Sum.dtype.element_ty), mask=columns < D)

@@ -151,8 +151,10 @@ def apply_rotary_qk(
             f"{list(key_cos.shape)}"
         )
     if takes_kernels("apply_rotary_qk", backend, q, refusal=_refusal(q, cos, sin, key_cos, key_sin)):
-        tables = (_rows(q, x) for x in (cos, sin, key_cos, key_sin))
-        turned = triton_rotary(_batch(q), _batch(k), *tables, interleaved, False)
+        tables = _rows(q, cos), _rows(q, sin)
+        same = key_cos is cos and key_sin is sin
+        key_tables = tables if same else (_rows(k, key_cos), _rows(k, key_sin))
+        turned = triton_rotary(_batch(q), _batch(k), *tables, *key_tables, interleaved, False)
         return turned[0].reshape(q.shape), turned[1].reshape(k.shape)
     return _torch_rotary(q, cos, sin, interleaved), _torch_rotary(k, key_cos, key_sin, interleaved)
 

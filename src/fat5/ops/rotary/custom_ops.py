@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from fat5.ops.operators import operator, register_autograd
 from fat5.ops.rotary.launch import run_rotary
 
 _NOT_COMPUTED = 0  # elements of the tensor that stands for keys that are not there
 
 
-@torch.library.custom_op("fat5::triton_rotary", mutates_args=())
+def _fake(q, k, cos, sin, key_cos, key_sin, interleaved, inverse):
+    return q.new_empty(q.shape), q.new_empty(_NOT_COMPUTED) if k is None else k.new_empty(k.shape)
+
+
+@operator("triton_rotary", fake=_fake)
 def triton_rotary(
     q: Tensor,
     k: Tensor | None,
@@ -26,11 +30,6 @@ def triton_rotary(
     """Return rotated queries and keys, see `launch.run_rotary`; no gradient goes to the tables."""
     out, key_out = run_rotary(q, k, cos, sin, key_cos, key_sin, interleaved, inverse)
     return out, q.new_empty(_NOT_COMPUTED) if key_out is None else key_out
-
-
-@triton_rotary.register_fake
-def _(q, k, cos, sin, key_cos, key_sin, interleaved, inverse):
-    return q.new_empty(q.shape), q.new_empty(_NOT_COMPUTED) if k is None else k.new_empty(k.shape)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -57,4 +56,4 @@ def _differentiate(ctx: Any, grad: Tensor | None, key_grad: Tensor | None) -> tu
     return turned, None if key_grad is None else key_turned, *rest
 
 
-triton_rotary.register_autograd(_differentiate, setup_context=_setup)
+register_autograd(triton_rotary, _differentiate, setup_context=_setup)

@@ -4,6 +4,7 @@ gate."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import torch
 
@@ -97,8 +98,8 @@ class Configuration:
 
 def forward_configuration(problem: Problem) -> Configuration:
     """Return the constants of a problem's forward."""
-    plain = _common("forward", problem)
-    return dataclasses.replace(plain, shape=forward_shape(plain, problem.num_keys))
+    common = _common(problem)
+    return _configuration("forward", *common, forward_shape(_configuration("forward", *common), problem.num_keys))
 
 
 def forward_shape(configuration: Configuration, num_keys: int) -> ForwardShape:
@@ -117,24 +118,17 @@ def forward_shape(configuration: Configuration, num_keys: int) -> ForwardShape:
 def backward_configuration(problem: Problem, bias_grad: bool, deterministic: bool) -> Configuration:
     """Return the constants of a problem's backward."""
     apart = problem.key_starts is not None or problem.offsets is not None or (problem.offset or 0) % 64 != 0
-    return dataclasses.replace(
-        _common("backward", problem),
-        table_grad=bias_grad,
-        phased=bias_grad and apart and not problem.packed,
-        one_pass=not deterministic,
-    )
+    phased = bias_grad and apart and not problem.packed
+    return _configuration("backward", *_common(problem), ForwardShape(), bias_grad, phased, not deterministic)
 
 
-def _common(kernel: str, problem: Problem) -> Configuration:
+_configuration = functools.lru_cache(1024)(Configuration)
+
+
+def _common(problem: Problem) -> tuple[int, torch.dtype, bool, bool, int, bool, bool]:
+    """Return a configuration's fields from `head_dim` to `tails`."""
     ragged = is_ragged(problem)
-    alibi = problem.bias_kind.startswith("alibi")
-    return Configuration(
-        kernel=kernel,
-        head_dim=problem.head_dim,
-        dtype=problem.q.dtype,
-        causal=problem.causal,
-        bias=problem.bias is not None or problem.causal,
-        radius=EVERYWHERE if alibi else max(1, radius_of(problem)),
-        ragged=ragged,
-        tails=ragged or problem.num_keys % KEY_TILE != 0,
-    )
+    radius = EVERYWHERE if problem.bias_kind.startswith("alibi") else max(1, radius_of(problem))
+    bias = problem.bias is not None or problem.causal
+    tails = ragged or problem.num_keys % KEY_TILE != 0
+    return problem.head_dim, problem.q.dtype, problem.causal, bias, radius, ragged, tails

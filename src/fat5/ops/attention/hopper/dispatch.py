@@ -13,6 +13,7 @@ from fat5.ops.attention import launch as portable
 from fat5.ops.attention.hopper.configuration import Configuration, backward_configuration, forward_configuration
 from fat5.ops.attention.hopper.support import backward_refused, refused
 from fat5.ops.attention.problem import Gradients, Problem
+from fat5.ops.dependent_launch import capability
 
 CAPABILITY = (9, 0)
 _TAKE_OVER = "the portable kernels take over"
@@ -81,7 +82,7 @@ def _runs_here(problem: Problem) -> bool:
     """Whether there is work, and the tensors' own card is a Hopper."""
     if problem.q.numel() == 0 or problem.k.numel() == 0 or problem.q.device.type != "cuda":
         return False
-    return torch.cuda.get_device_capability(problem.q.device) == CAPABILITY and missing_interface() is None
+    return capability(problem.q.device) == CAPABILITY and missing_interface() is None
 
 
 def verdict(configuration: Configuration, device: torch.device) -> str | None:

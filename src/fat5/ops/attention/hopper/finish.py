@@ -17,13 +17,11 @@ def finish_kernel(
     dq_batch,
     dq_row,
     dq_head,
-    Tiles,
-    CuQ,
+    Map,
     scale,
     row_blocks,
     H,
     M,
-    pitch,
     Near,
     Parts,
     diagonals,
@@ -39,6 +37,7 @@ def finish_kernel(
     VARLEN: tl.constexpr,
     WRITTEN: tl.constexpr,
     BY_ROW: tl.constexpr,
+    REVERSED: tl.constexpr,
     CHAIN: tl.constexpr,
 ):
     """The first `diagonals` programs take near tiles, an offset, share and head each; the others 64 rows of dQ each.
@@ -58,8 +57,6 @@ def finish_kernel(
             shift_blocks, row_sets, WRITTEN, BY_ROW,
         )  # fmt: skip
     else:
-        piece = program - diagonals
         finish_rows(
-            Sums, DQ, dq_batch, dq_row, dq_head, Tiles, CuQ, scale, piece % row_blocks, piece // row_blocks, H, M,
-            pitch, D, VARLEN,
-        )  # fmt: skip
+            Sums, DQ, dq_batch, dq_row, dq_head, Map, scale, program - diagonals, H, M, row_blocks, D, VARLEN, REVERSED
+        )

@@ -6,25 +6,29 @@ import dataclasses
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
-from fat5.ops.attention.document_tiles import document_tiles
 from fat5.ops.attention.hopper.backward import backward_kernel
 from fat5.ops.attention.hopper.configuration import KEY_TILE, QUERY_BUFFERS, Configuration
 from fat5.ops.attention.hopper.descriptors import matrix_descriptor, rows_descriptor
 from fat5.ops.attention.hopper.finish import finish_kernel
 from fat5.ops.attention.hopper.forward import forward_kernel
 from fat5.ops.attention.hopper.query_gradient import query_kernel
+from fat5.ops.attention.hopper.row_map import Beside
 from fat5.ops.attention.hopper.rows import prepare_kernel
 from fat5.ops.attention.hopper.support import radius_of
 from fat5.ops.attention.hopper.table_gradient import table_kernel
 from fat5.ops.attention.hopper.work import GROUP, Chain, Work, plan_keys, plan_queries
 from fat5.ops.attention.problem import Gradients, Problem
-from fat5.ops.launching import processors
+from fat5.ops.launching import on_device, processors
+from fat5.ops.prepared_launch import PreparedLaunch, PreparedLaunches, Relaunched, ceil_divide
 
+prepare_kernel, finish_kernel, table_kernel = map(Relaunched, (prepare_kernel, finish_kernel, table_kernel))
+_launches = PreparedLaunches()
 _LOG2E = 1.4426950408889634
 _SHARES = 16  # programs that sum the near tiles of one offset and head
+_FINISH_WARPS = 8
+_REVERSED = True  # rows last cleared, or last added to, lie in the L2 when the next kernel begins
 _TABLE_WIDTH = 64  # entries of the table's gradient that one program writes
 
 
@@ -82,29 +86,43 @@ def run_forward(problem: Problem, configuration: Configuration, programs: int | 
     """
     problem = _readable(problem)
     q, ragged = problem.q, configuration.ragged
-    with torch.cuda.device_of(q):
-        # Rows of no document belong to no tile.
-        out = (torch.zeros if problem.packed else torch.empty)(q.shape, dtype=q.dtype, device=q.device)
-        lse = torch.empty(problem.lse_shape, dtype=torch.float32, device=q.device)
-        if problem.packed:
-            lse.fill_(torch.inf)
+    with on_device(q):
+        out = q.new_empty(q.shape)
+        lse = q.new_empty(problem.lse_shape, dtype=torch.float32)
+        beside = Beside(unused=(out,), lse=lse) if problem.packed else Beside()
         rows = 64 * configuration.shape.consumers
         programs = programs or processors(q.device)
         chain = Chain(q.device)
-        work = plan_queries(problem, configuration, rows, problem.num_queries, False, programs, chain)
-        forward_kernel[(work.programs,)](
-            q_desc=rows_descriptor(q, 64, problem.head_dim, ragged),
-            k_desc=rows_descriptor(problem.k, KEY_TILE, problem.head_dim, ragged),
-            v_desc=rows_descriptor(problem.v, KEY_TILE, problem.head_dim, ragged),
-            o_desc=rows_descriptor(out, 64, problem.head_dim, ragged),
-            LSE=lse,
-            factor=problem.softmax_scale * _LOG2E,
-            **work.arguments,
-            **constants(configuration, "forward_kernel"),
-            num_warps=4,
-            **chain.start(),
+        work = plan_queries(problem, configuration, rows, problem.num_queries, False, programs, chain, beside)
+        launch = _prepared("forward_kernel", forward_kernel, problem, configuration, work, chain)
+        launch(
+            rows_descriptor(q, 64, problem.head_dim, ragged),
+            rows_descriptor(problem.k, KEY_TILE, problem.head_dim, ragged),
+            rows_descriptor(problem.v, KEY_TILE, problem.head_dim, ragged),
+            rows_descriptor(out, 64, problem.head_dim, ragged),
+            work.table,
+            lse,
+            work.records,
         )
     return out, lse
+
+
+def _prepared(
+    name: str, kernel: Any, problem: Problem, configuration: Configuration, work: Work, chain: Chain, **others: Any
+) -> PreparedLaunch:
+    """Return the next launch of a persistent kernel, for its tensors in the order of its parameters.
+
+    `others` are scalars that follow from the problem and the configuration.
+    """
+    options = chain.start()
+
+    def prepare() -> PreparedLaunch:
+        return PreparedLaunch(
+            kernel, (work.programs,), factor=problem.softmax_scale * _LOG2E, **others, **work.scalars,
+            **constants(configuration, name), num_warps=4, **options,
+        )  # fmt: skip
+
+    return _launches.get((id(kernel), problem.signature, configuration, work.programs, bool(options)), prepare)
 
 
 def run_backward(
@@ -129,18 +147,17 @@ def run_backward(
     """
     bias_dtype = None if problem.bias is None else problem.bias.dtype
     problem = _readable(problem)
-    with torch.cuda.device_of(problem.q):
+    with on_device(problem.q):
         programs = programs or processors(problem.q.device)
         rows = _padded_rows(problem, configuration)
-        _clear_gradients(problem, configuration, gradients)
         chain = Chain(problem.q.device)
         queries = None
         if not configuration.one_pass:
-            queries = plan_queries(problem, configuration, 128, rows.pitch, True, programs, chain)
-        keys = plan_keys(problem, configuration, rows.pitch, programs, chain)
+            beside = Beside(unused=gradients[:1] if problem.packed else ())
+            queries = plan_queries(problem, configuration, 128, rows.pitch, True, programs, chain, beside)
+        beside = Beside(rows.map, gradients[1:] if configuration.ragged else ())
+        keys = plan_keys(problem, configuration, rows.pitch, programs, chain, beside)
         table = _table_sums(problem, configuration, keys)
-        if configuration.ragged:
-            chain.end()  # allocations above cleared memory
         _prepare_rows(problem, configuration, grad_out, out, lse, rows, table, chain)
         _run_keys(problem, configuration, grad_out, rows, keys, table, gradients, chain)
         if queries is not None:
@@ -153,19 +170,21 @@ def run_backward(
 
 def _readable(problem: Problem) -> Problem:
     bias = problem.bias
-    return problem if bias is None else dataclasses.replace(problem, bias=bias.float().contiguous())
+    if bias is None or (bias.dtype == torch.float32 and bias.is_contiguous()):
+        return problem
+    return dataclasses.replace(problem, bias=bias.float().contiguous())
 
 
 @dataclasses.dataclass(frozen=True)
 class _Rows:
-    """Padded arrays of the backward, [.., H, pitch], with the map of documents to tiles of 64 rows."""
+    """Padded arrays of the backward, [.., H, pitch], and the map of their blocks of 64 rows to packed ones."""
 
     lse: Tensor
     delta: Tensor
     sums: Tensor
     pitch: int
     blocks: int
-    tiles: Tensor | None
+    map: Tensor | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,27 +197,17 @@ class _TableSums:
 
 
 def _padded_rows(problem: Problem, configuration: Configuration) -> _Rows:
-    tiles = None
-    blocks = triton.cdiv(problem.num_queries, 64)
+    row_map = None
+    blocks = ceil_divide(problem.num_queries, 64)
     if problem.cu_seqlens_q is not None:
-        tiles = document_tiles(problem.cu_seqlens_q, problem.num_queries, 64)
-        blocks = tiles.shape[0]
+        blocks += problem.cu_seqlens_q.shape[0] - 1  # each document may end inside a block
+        row_map = torch.empty(blocks, 2, dtype=torch.int32, device=problem.q.device)
     pitch = 64 * blocks
     padded = problem.batch * problem.heads * pitch
-    made = torch.empty(2, padded, dtype=torch.float32, device=problem.q.device)
+    made = problem.q.new_empty(2, padded, dtype=torch.float32)
     size = padded if configuration.one_pass else 64
-    sums = torch.empty(size, problem.head_dim, dtype=torch.float32, device=problem.q.device)
-    return _Rows(made[0], made[1], sums, pitch, blocks, tiles)
-
-
-def _clear_gradients(problem: Problem, configuration: Configuration, gradients: Gradients) -> None:
-    """Write 0 to the gradients of q, k and v where rows may belong to no tile."""
-    grad_q, grad_k, grad_v = gradients
-    if problem.packed and not configuration.one_pass:  # else the finishing kernel writes all rows
-        grad_q.zero_()
-    if configuration.ragged:
-        grad_k.zero_()
-        grad_v.zero_()
+    sums = problem.q.new_empty(size, problem.head_dim, dtype=torch.float32)
+    return _Rows(made[0], made[1], sums, pitch, blocks, row_map)
 
 
 def near_offsets(configuration: Configuration) -> tuple[int, int]:
@@ -214,12 +223,10 @@ def _table_sums(problem: Problem, configuration: Configuration, work: Work) -> _
     if not configuration.table_grad:
         near = torch.empty(0, 64, 64, dtype=q.dtype, device=q.device)
         return _TableSums(near, torch.empty(1, dtype=torch.float32, device=q.device), work.slots)
-    # Added up in groups, cleared by the preparing kernel; or stored each, those of no document left unwritten.
-    sets = triton.cdiv(work.slots, GROUP) if configuration.one_pass else 2 * work.slots
-    make = torch.zeros if configuration.ragged and not configuration.one_pass else torch.empty
-    near = make(sets, heads, near_offsets(configuration)[0], 64, 64, dtype=q.dtype, device=q.device)
-    make = torch.zeros if configuration.ragged else torch.empty
-    far = make(2, 2 * work.slots, heads, dtype=torch.float32, device=q.device)
+    # Added up in groups; or stored each, those of no sequence left unwritten. The preparing kernel clears both kinds.
+    sets = ceil_divide(work.slots, GROUP) if configuration.one_pass else 2 * work.slots
+    near = torch.empty(sets, heads, near_offsets(configuration)[0], 64, 64, dtype=q.dtype, device=q.device)
+    far = torch.empty(2, 2 * work.slots, heads, dtype=torch.float32, device=q.device)
     return _TableSums(near, far, work.slots)
 
 
@@ -227,14 +234,17 @@ def _prepare_rows(
     problem: Problem, configuration: Configuration, grad_out: Tensor, out: Tensor, lse: Tensor, rows: _Rows,
     table: _TableSums, chain: Chain,
 ) -> None:  # fmt: skip
-    grid = (rows.blocks, problem.batch * problem.heads)
+    programs = rows.blocks * problem.batch * problem.heads
     out_batch, do_batch = (x.stride(0) if x.ndim == 4 else 0 for x in (out, grad_out))
-    added = table.near.numel() if configuration.one_pass else 0
-    prepare_kernel[grid](
-        out, grad_out, lse, rows.lse, rows.delta, rows.sums, table.near, rows.tiles, problem.cu_seqlens_q, added,
-        triton.cdiv(added, 1024 * grid[0] * grid[1]), out_batch, *out.stride()[-3:-1], do_batch,
-        *grad_out.stride()[-3:-1], problem.heads, problem.num_queries, rows.pitch, D=problem.head_dim,
-        VARLEN=problem.packed, CLEAR=configuration.one_pass, **chain.link(),
+    near, far = 0, 0
+    if configuration.table_grad:
+        near = table.near.numel() if configuration.one_pass or configuration.ragged else 0
+        far = table.far.numel() if configuration.ragged else 0
+    prepare_kernel[(programs,)](
+        out, grad_out, lse, rows.lse, rows.delta, rows.sums, table.near, table.far, rows.map, near,
+        ceil_divide(near, 1024 * programs), far, ceil_divide(far, 1024 * programs), out_batch, *out.stride()[-3:-1],
+        do_batch, *grad_out.stride()[-3:-1], problem.heads, problem.num_queries, rows.blocks, D=problem.head_dim,
+        VARLEN=problem.packed, CLEAR=configuration.one_pass, REVERSED=_REVERSED, **chain.link(),
     )  # fmt: skip
 
 
@@ -246,26 +256,25 @@ def _run_keys(
     _, grad_k, grad_v = gradients
     # A descriptor has memory behind it, also where nothing is stored.
     near = table.near if configuration.table_grad else rows.sums.view(q.dtype)
-    backward_kernel[(work.programs,)](
-        q_desc=rows_descriptor(q, 64, dim, ragged),
-        k_desc=rows_descriptor(k, 64, dim, ragged),
-        half_desc=rows_descriptor(k, 64, dim // 2, ragged),
-        v_desc=rows_descriptor(v, 64, dim, ragged),
-        do_desc=rows_descriptor(grad_out, 64, dim, ragged),
-        dk_desc=rows_descriptor(grad_k, 64, dim, ragged),
-        dv_desc=rows_descriptor(grad_v, 64, dim, ragged),
-        sum_desc=matrix_descriptor(rows.sums, 64, dim // 2),
-        near_desc=matrix_descriptor(near.view(-1, 64), 64, 64),
-        Far=table.far,
-        LSE=rows.lse,
-        Delta=rows.delta,
-        factor=problem.softmax_scale * _LOG2E,
-        scale=problem.softmax_scale,
+    launch = _prepared(
+        "backward_kernel", backward_kernel, problem, configuration, work, chain, scale=problem.softmax_scale,
         slots=work.slots,
-        **work.arguments,
-        **constants(configuration, "backward_kernel"),
-        num_warps=4,
-        **chain.start(),
+    )  # fmt: skip
+    launch(
+        rows_descriptor(q, 64, dim, ragged),
+        rows_descriptor(k, 64, dim, ragged),
+        rows_descriptor(k, 64, dim // 2, ragged),
+        rows_descriptor(v, 64, dim, ragged),
+        rows_descriptor(grad_out, 64, dim, ragged),
+        rows_descriptor(grad_k, 64, dim, ragged),
+        rows_descriptor(grad_v, 64, dim, ragged),
+        matrix_descriptor(rows.sums, 64, dim // 2),
+        matrix_descriptor(near.view(-1, 64), 64, 64),
+        work.table,
+        table.far,
+        rows.lse,
+        rows.delta,
+        work.records,
     )
 
 
@@ -274,20 +283,17 @@ def _run_queries(
     gradients: Gradients, chain: Chain,
 ) -> None:  # fmt: skip
     ragged, dim = configuration.ragged, problem.head_dim
-    query_kernel[(work.programs,)](
-        q_desc=rows_descriptor(problem.q, 64, dim, ragged),
-        k_desc=rows_descriptor(problem.k, KEY_TILE, dim, ragged),
-        v_desc=rows_descriptor(problem.v, KEY_TILE, dim, ragged),
-        do_desc=rows_descriptor(grad_out, 64, dim, ragged),
-        dq_desc=rows_descriptor(gradients[0], 64, dim, ragged),
-        LSE=rows.lse,
-        Delta=rows.delta,
-        factor=problem.softmax_scale * _LOG2E,
-        scale=problem.softmax_scale,
-        **work.arguments,
-        **constants(configuration, "query_kernel"),
-        num_warps=4,
-        **chain.start(),
+    launch = _prepared("query_kernel", query_kernel, problem, configuration, work, chain, scale=problem.softmax_scale)
+    launch(
+        rows_descriptor(problem.q, 64, dim, ragged),
+        rows_descriptor(problem.k, KEY_TILE, dim, ragged),
+        rows_descriptor(problem.v, KEY_TILE, dim, ragged),
+        rows_descriptor(grad_out, 64, dim, ragged),
+        rows_descriptor(gradients[0], 64, dim, ragged),
+        work.table,
+        rows.lse,
+        rows.delta,
+        work.records,
     )
 
 
@@ -296,7 +302,7 @@ def _finish(
     gradients: Gradients, chain: Chain,
 ) -> Tensor | None:  # fmt: skip
     """Write the gradient of q from its sums, and return the table's [H, 2R + 1] in float32 if it is asked for."""
-    heads, radius, device = problem.heads, configuration.radius, problem.q.device
+    heads, radius = problem.heads, configuration.radius
     offsets, first_offset = near_offsets(configuration)
     sets = table.near.shape[0]
     phases = None
@@ -304,24 +310,24 @@ def _finish(
         phases = _phases(problem)
         chain.end()
     shares = _SHARES if phases is None else problem.batch
-    parts = torch.empty(shares, heads, offsets, 128, dtype=torch.float32, device=device)
+    parts = problem.q.new_empty(shares, heads, offsets, 128, dtype=torch.float32)
     diagonals = offsets * shares * heads if configuration.table_grad else 0
     pieces = rows.blocks * problem.batch * heads if configuration.one_pass else 0
     grad_q = gradients[0]
     grad_batch = grad_q.stride(0) if grad_q.ndim == 4 else 0
     if diagonals + pieces:
         finish_kernel[(diagonals + pieces,)](
-            rows.sums, grad_q, grad_batch, *grad_q.stride()[-3:-1], rows.tiles, problem.cu_seqlens_q,
-            problem.softmax_scale, rows.blocks, heads,
-            problem.num_queries, rows.pitch, table.near, parts, diagonals, shares, sets, offsets, first_offset,
-            2 * triton.cdiv(problem.num_keys, KEY_TILE), triton.cdiv(problem.num_queries, 64),
+            rows.sums, grad_q, grad_batch, *grad_q.stride()[-3:-1], rows.map, problem.softmax_scale, rows.blocks,
+            heads, problem.num_queries, table.near, parts, diagonals, shares, sets, offsets, first_offset,
+            2 * ceil_divide(problem.num_keys, KEY_TILE), ceil_divide(problem.num_queries, 64),
             (problem.offset or 0) // 64, sets // shares, D=problem.head_dim, VARLEN=problem.packed,
-            WRITTEN=configuration.one_pass or configuration.ragged, BY_ROW=configuration.phased, **chain.link(),
+            WRITTEN=configuration.one_pass or configuration.ragged, BY_ROW=configuration.phased, REVERSED=_REVERSED,
+            num_warps=_FINISH_WARPS, **chain.link(),
         )  # fmt: skip
     if not configuration.table_grad:
         return None
-    grad = torch.empty(heads, 2 * radius + 1, dtype=torch.float32, device=device)
-    table_kernel[(triton.cdiv(2 * radius + 1, _TABLE_WIDTH), heads)](
+    grad = problem.q.new_empty(heads, 2 * radius + 1, dtype=torch.float32)
+    table_kernel[(ceil_divide(2 * radius + 1, _TABLE_WIDTH), heads)](
         parts, table.far, phases, grad, shares, heads, table.far.shape[1], first_offset,
         SHARES=_SHARES, RADIUS=radius, OFFSETS=offsets, WIDTH=_TABLE_WIDTH, PHASED=configuration.phased,
         **chain.link(),

@@ -1,5 +1,5 @@
 """The records of a ragged batch: one for each tile of work, made on the device without looking at any length on the
-host.
+host. The same launch writes what lies beside the tiles, see `row_map.py`.
 
 A ragged batch has rows or documents of different lengths, or keys that are not real. A sequence is then a stretch of
 query rows and a stretch of real keys, wherever they lie; positions are moved so that its first real key stands at 0.
@@ -14,7 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fat5.ops.attention.hopper.row_map import Beside, clear_rows, map_rows
 from fat5.ops.attention.tile_scores import sequence_bounds
+from fat5.ops.dependent_launch import gdc_launch_dependents, gdc_wait
+from fat5.ops.prepared_launch import Relaunched, ceil_divide, ceil_power_of_2
 
 FIELDS = tl.constexpr(16)
 BEYOND = tl.constexpr(2**30)
@@ -22,6 +25,9 @@ BEYOND = tl.constexpr(2**30)
 
 QUERY_TILES = tl.constexpr(0)
 KEY_TILES = tl.constexpr(1)
+
+_SHARE = 16  # records, or entries of the map, that a program writes
+_CLEARING = 16  # programs a head, at least, that clear rows of no sequence: where there are none they end at once
 
 
 @triton.jit
@@ -43,7 +49,7 @@ def _tiles_above(cost, blocks, low, high, base, SLOPE: tl.constexpr):
 
 
 @triton.jit
-def record_kernel(
+def write_records(
     Records,
     CuQ,
     CuK,
@@ -155,8 +161,91 @@ def record_kernel(
     tl.store(record + 10, tile if VARLEN else document * row_slots + block, mask=inside)
 
 
+@triton.jit(do_not_specialize=["record_programs", "map_programs", "parts"])
+def record_kernel(
+    Records,
+    CuQ,
+    CuK,
+    KeyStarts,
+    KeyLengths,
+    Offsets,
+    offset,
+    M,
+    N,
+    sequences,
+    heads,
+    programs,
+    places,
+    pitch,
+    row_slots,
+    Map,
+    map_blocks,
+    First,
+    Second,
+    LSE,
+    first_row,
+    first_head,
+    second_row,
+    second_head,
+    parts,
+    record_programs,
+    map_programs,
+    KIND: tl.constexpr,
+    PADDED: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    VARLEN: tl.constexpr,
+    OFFSET: tl.constexpr,
+    HAS_STARTS: tl.constexpr,
+    HAS_LENGTHS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    SHARE: tl.constexpr,
+    D: tl.constexpr,
+    CHAIN: tl.constexpr,
+):
+    """Three jobs side by side, by the first index of a program; the second is the head.
+
+    `record_programs` write records, see `write_records`. The next `map_programs` write the map of padded rows, and the
+    others clear rows of no sequence, see `row_map.py`.
+    """
+    if CHAIN:
+        gdc_launch_dependents()
+        gdc_wait()
+    program = tl.program_id(0)
+    head = tl.program_id(1)
+    if program < record_programs:
+        write_records(
+            Records, CuQ, CuK, KeyStarts, KeyLengths, Offsets, offset, M, N, sequences, heads, programs, places, pitch,
+            row_slots, KIND, PADDED, CAUSAL, VARLEN, OFFSET, HAS_STARTS, HAS_LENGTHS, SLOTS, SHARE,
+        )  # fmt: skip
+    elif program < record_programs + map_programs:
+        if Map is not None:
+            share = (program - record_programs) * heads + head
+            map_rows(Map, map_blocks, CuQ, M, sequences, SHARE, SLOTS, share)
+    elif First is not None:
+        part = program - record_programs - map_programs
+        cu = CuK
+        length = N
+        if KIND == QUERY_TILES:
+            cu = CuQ
+            length = M
+        clear_rows(
+            First, Second, LSE, first_row, first_head, second_row, second_head, part, parts, head, cu, KeyStarts,
+            KeyLengths, length, sequences, D, VARLEN, HAS_STARTS, HAS_LENGTHS,
+        )  # fmt: skip
+
+
+_record_kernel = Relaunched(record_kernel)
+
+
 def make_records(
-    arguments: dict[str, Any], device: torch.device, tiles: int, heads: int, programs: int, causal: bool
+    arguments: dict[str, Any],
+    device: torch.device,
+    tiles: int,
+    heads: int,
+    programs: int,
+    causal: bool,
+    beside: Beside | None = None,
+    options: dict[str, Any] | None = None,
 ) -> Tensor:
     """Return the records [turns, programs, FIELDS] int32 of at most `tiles` tiles of each head.
 
@@ -167,13 +256,31 @@ def make_records(
         heads: Number of heads.
         programs: Programs that share the work.
         causal: Later keys are hidden.
+        beside: What else to write. The unused rows are queries' or keys', as the tiles.
+        options: Of the launch, from its chain; by default it has none.
     """
-    turns = triton.cdiv(tiles * heads, programs)
+    beside = beside or Beside()
+    turns = ceil_divide(tiles * heads, programs)
     places = turns * programs
     records = torch.empty(turns, programs, FIELDS.value, dtype=torch.int32, device=device)
-    slots = max(16, triton.next_power_of_2(arguments["sequences"]))
-    share = max(1, min(64, 16384 // slots))
-    record_kernel[(triton.cdiv(triton.cdiv(places, heads), share), heads)](
-        records, heads=heads, programs=programs, places=places, CAUSAL=causal, SLOTS=slots, SHARE=share, **arguments
-    )
+    slots = max(16, ceil_power_of_2(arguments["sequences"]))
+    share = max(1, min(_SHARE, 16384 // slots))
+    record_programs = ceil_divide(ceil_divide(places, heads), share)
+    map_blocks = 0 if beside.tiles is None else beside.tiles.shape[0]
+    map_programs = ceil_divide(ceil_divide(map_blocks, share), heads)
+    stretches = 1 if arguments["VARLEN"] else arguments["sequences"]
+    parts = ceil_divide(_CLEARING, stretches)
+    first, second = (*beside.unused, None, None)[:2]
+    clearing = 0 if first is None else stretches * parts
+    _record_kernel[(record_programs + map_programs + clearing, heads)](
+        records, heads=heads, programs=programs, places=places, Map=beside.tiles, map_blocks=map_blocks, First=first,
+        Second=second, LSE=beside.lse, first_row=_stride(first, -3), first_head=_stride(first, -2),
+        second_row=_stride(second, -3), second_head=_stride(second, -2), parts=parts, record_programs=record_programs,
+        map_programs=map_programs, CAUSAL=causal, SLOTS=slots, SHARE=share, D=64 if first is None else first.shape[-1],
+        **arguments, **(options or {"CHAIN": False}),
+    )  # fmt: skip
     return records
+
+
+def _stride(x: Tensor | None, dimension: int) -> int:
+    return 0 if x is None else x.stride(dimension)

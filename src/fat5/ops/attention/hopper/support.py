@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -74,15 +76,29 @@ def backward_refused(problem: Problem, grad_out: Tensor, bias_grad: bool) -> str
 
 def strides_refused(name: str, x: Tensor, problem: Problem) -> str | None:
     """Return why TMA cannot read a tensor where it lies, or None if it can."""
-    sizes, strides = list(x.shape), list(x.stride())
-    if strides[-1] != 1 or x.data_ptr() % 16:
-        return f"TMA needs neighbouring elements from a multiple of 16 bytes on, which {name} has not"
-    outer = [(n, s) for n, s in zip(sizes[:-1], strides[:-1], strict=True) if n > 1]
-    if any(s <= 0 or s * x.element_size() % 16 for _, s in outer):
-        return f"TMA needs strides of multiples of 16 bytes; {name} has {strides}"
-    if is_ragged(problem) and not problem.packed and sizes[0] > 1 and strides[0] != sizes[1] * strides[1]:
-        return f"with padding they need rows evenly apart from one sequence to the next; {name} has strides {strides}"
+    if x.data_ptr() % 16:
+        return _misplaced(name)
+    return _layout_refused(name, x.shape, x.stride(), x.element_size(), is_ragged(problem) and not problem.packed)
+
+
+@functools.lru_cache(4096)
+def _layout_refused(
+    name: str, sizes: tuple[int, ...], strides: tuple[int, ...], itemsize: int, evenly: bool
+) -> str | None:
+    if strides[-1] != 1:
+        return _misplaced(name)
+    if any(n > 1 and (s <= 0 or s * itemsize % 16) for n, s in zip(sizes[:-1], strides[:-1], strict=True)):
+        return f"TMA needs strides of multiples of 16 bytes; {name} has {list(strides)}"
+    if evenly and sizes[0] > 1 and strides[0] != sizes[1] * strides[1]:
+        return (
+            "with padding they need rows evenly apart from one sequence to the next; "
+            f"{name} has strides {list(strides)}"
+        )
     return None
+
+
+def _misplaced(name: str) -> str:
+    return f"TMA needs neighbouring elements from a multiple of 16 bytes on, which {name} has not"
 
 
 def is_ragged(problem: Problem) -> bool:

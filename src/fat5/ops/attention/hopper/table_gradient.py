@@ -46,7 +46,7 @@ def sum_diagonals(
         first = share * row_sets
         end = first + row_sets
         step = 1
-    for item in range(first, end, step):
+    for item in tl.range(first, end, step, loop_unroll_factor=2):  # so that two tiles are under way together
         query_block = item % blocks - (place + first_offset) - shift_blocks
         there = ((query_block >= 0) & (query_block < query_blocks)) | WRITTEN
         tile = ((tl.cast(item, tl.int64) * heads + head) * offsets + place) * 4096
@@ -54,10 +54,9 @@ def sum_diagonals(
             Near + tile + lanes[:, None] * 64 + lanes[None, :], mask=(lanes[:, None] < 64) & there, other=0.0
         )
         acc += values.to(tl.float32)
-    acc = tl.trans(acc)  # rows are queries now
-    index = lanes[None, :] + lanes[:, None]  # turns row i right by i: column c then holds distance c - 64 or c
-    wrapped = index >= 64
-    skewed = tl.gather(acc, tl.where(wrapped, index - 64, index), 1)
+    index = lanes[:, None] - lanes[None, :]  # turns row i right by i: column c then holds distance c, or c - 64
+    wrapped = index < 0
+    skewed = tl.gather(acc, index & 63, 1)
     out = Parts + ((share * heads + head) * offsets + place) * 128
     tl.store(out + lanes, tl.sum(tl.where(wrapped, skewed, 0.0), 0))
     tl.store(out + 64 + lanes, tl.sum(tl.where(wrapped, 0.0, skewed), 0))

@@ -6,16 +6,17 @@ import dataclasses
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from fat5.ops.attention.hopper import setup
 from fat5.ops.attention.hopper.configuration import EVERYWHERE, KEY_TILE, TURNS_A_CHUNK, Configuration
 from fat5.ops.attention.hopper.records import KEY_TILES, QUERY_TILES, make_records
+from fat5.ops.attention.hopper.row_map import Beside
 from fat5.ops.attention.hopper.support import radius_of
 from fat5.ops.attention.problem import Problem
 from fat5.ops.attention.tile_scores import END_OFFSET, OWN_OFFSET, SHARED_OFFSET
 from fat5.ops.dependent_launch import dependent_launch, follower_options
+from fat5.ops.prepared_launch import PreparedLaunch, PreparedLaunches, ceil_divide
 
 _BIAS_KINDS = {
     "none": setup.NONE.value,
@@ -24,6 +25,7 @@ _BIAS_KINDS = {
     "alibi-signed": setup.ALIBI_SIGNED.value,
 }
 _SETUP_BLOCK = 512
+_setups = PreparedLaunches()
 GROUP = 8
 """Blocks of 128 keys whose near tiles of dS are added up in the type of q: 16 additions bound a sum's rounding."""
 
@@ -40,7 +42,7 @@ class Chain:
 
     def __init__(self, device: torch.device) -> None:
         self._early = dependent_launch(device)
-        self._options = follower_options(device)
+        self._options = follower_options(device) if self._early else {}
         self._begun = False
 
     def link(self) -> dict[str, Any]:
@@ -64,12 +66,16 @@ class Work:
     Attributes:
         programs: Size of the grid.
         slots: Numbers of tiles of one head, in all sequences.
-        arguments: What the kernels need to find their tiles and read the table.
+        table: The bias by distance, in pairs.
+        records: The tiles of a ragged batch, in the order of their programs; else never read.
+        scalars: What else the kernels need to find their tiles and read the table.
     """
 
     programs: int
     slots: int
-    arguments: dict[str, Any]
+    table: Tensor
+    records: Tensor
+    scalars: dict[str, int]
 
 
 def table_span(problem: Problem, radius: int, columns: int) -> int:
@@ -81,12 +87,13 @@ def table_span(problem: Problem, radius: int, columns: int) -> int:
     if radius != EVERYWHERE:
         return radius + columns + 64
     farthest = max(problem.num_keys, problem.num_queries + abs(problem.offset or 0))
-    return 64 * triton.cdiv(farthest + 320, 64)
+    return 64 * ceil_divide(farthest + 320, 64)
 
 
 def plan_queries(
-    problem: Problem, configuration: Configuration, rows: int, pitch: int, padded: bool, programs: int, chain: Chain
-) -> Work:
+    problem: Problem, configuration: Configuration, rows: int, pitch: int, padded: bool, programs: int, chain: Chain,
+    beside: Beside,
+) -> Work:  # fmt: skip
     """Plan tiles of `rows` queries for the forward, or (`padded`) for the query kernel of the backward.
 
     Args:
@@ -97,33 +104,39 @@ def plan_queries(
         padded: Whether their sequences start at multiples of 64.
         programs: Most programs.
         chain: The launches of this call.
+        beside: What the record kernel of a ragged batch writes besides.
     """
     span = table_span(problem, configuration.radius, KEY_TILE)
     chunk = configuration.shape.chunk
-    return _plan(problem, configuration, "queries", rows, pitch, padded, programs, chunk, span, chain, reverse=False)
+    return _plan(
+        problem, configuration, "queries", rows, pitch, padded, programs, chunk, span, chain, beside, reverse=False
+    )
 
 
-def plan_keys(problem: Problem, configuration: Configuration, pitch: int, programs: int, chain: Chain) -> Work:
+def plan_keys(
+    problem: Problem, configuration: Configuration, pitch: int, programs: int, chain: Chain, beside: Beside
+) -> Work:
     """Plan tiles of 128 keys for the backward kernel; its table is reversed."""
     span = table_span(problem, configuration.radius, 64)
     return _plan(
-        problem, configuration, "keys", KEY_TILE, pitch, True, programs, TURNS_A_CHUNK, span, chain, reverse=True
-    )
+        problem, configuration, "keys", KEY_TILE, pitch, True, programs, TURNS_A_CHUNK, span, chain, beside,
+        reverse=True,
+    )  # fmt: skip
 
 
 def _plan(
     problem: Problem, configuration: Configuration, what: str, rows: int, pitch: int, padded: bool, programs: int,
-    chunk: int, span: int, chain: Chain, *, reverse: bool,
+    chunk: int, span: int, chain: Chain, beside: Beside, *, reverse: bool,
 ) -> Work:  # fmt: skip
     device, heads, causal = problem.q.device, problem.heads, configuration.causal
     length = problem.num_queries if what == "queries" else problem.num_keys
-    blocks = triton.cdiv(length, rows)
+    blocks = ceil_divide(length, rows)
     slots = problem.batch * blocks
     if problem.cu_seqlens_q is not None:
         slots += problem.cu_seqlens_q.shape[0] - 1  # each document may end inside a tile
     tiles = slots * heads
     programs = min(programs, tiles)
-    turns = triton.cdiv(tiles, programs)
+    turns = ceil_divide(tiles, programs)
     table = _empty_table(problem, configuration, span)
     records = table.view(torch.int32)  # not read
     row_slots = 0
@@ -131,23 +144,21 @@ def _plan(
         kind = QUERY_TILES if what == "queries" else KEY_TILES
         arguments = _sequences(problem) | {"KIND": kind.value, "PADDED": padded, "pitch": pitch}
         if not problem.packed:  # a row's blocks fill whole groups, so that no group has two rows
-            row_slots = GROUP * triton.cdiv(blocks, GROUP)
+            row_slots = GROUP * ceil_divide(blocks, GROUP)
         arguments["row_slots"] = row_slots
-        records = make_records(arguments, device, slots, heads, programs, causal)
+        records = make_records(arguments, device, slots, heads, programs, causal, beside, chain.link())
         slots = slots if problem.packed else problem.batch * row_slots
-        chain.end()
     if configuration.bias:
-        setup.setup_kernel[(triton.cdiv(2 * span, _SETUP_BLOCK), heads)](
-            problem.bias, table, problem.softmax_scale, span, RADIUS=radius_of(problem),
-            BIAS=_BIAS_KINDS[problem.bias_kind], CAUSAL=causal, REVERSED=reverse, BLOCK=_SETUP_BLOCK, **chain.link(),
-        )  # fmt: skip
+        options = chain.link()
+        key = problem.signature, span, reverse, *options.items()
+        _setups.get(key, lambda: _prepare_setup(problem, span, reverse, options))(problem.bias, table)
     return Work(
         programs=programs,
         slots=slots,
-        arguments={
-            "Table": table.view(torch.int64)[..., 0],  # pairs
+        table=table.view(torch.int64)[..., 0],  # pairs
+        records=records,
+        scalars={
             "span": span,
-            "Records": records,
             "tiles": tiles,
             "blocks": blocks,
             "H": heads,
@@ -161,9 +172,17 @@ def _plan(
     )
 
 
+def _prepare_setup(problem: Problem, span: int, reverse: bool, options: dict[str, Any]) -> PreparedLaunch:
+    return PreparedLaunch(
+        setup.setup_kernel, (ceil_divide(2 * span, _SETUP_BLOCK), problem.heads), scale=problem.softmax_scale,
+        span=span, RADIUS=radius_of(problem), BIAS=_BIAS_KINDS[problem.bias_kind], CAUSAL=problem.causal,
+        REVERSED=reverse, BLOCK=_SETUP_BLOCK, **options,
+    )  # fmt: skip
+
+
 def _empty_table(problem: Problem, configuration: Configuration, span: int) -> Tensor:
     size = (problem.heads, 2 * span, 2) if configuration.bias else (1, 1, 2)
-    return torch.empty(size, dtype=torch.float32, device=problem.q.device)
+    return problem.q.new_empty(size, dtype=torch.float32)
 
 
 def _sequences(problem: Problem) -> dict[str, Any]:

@@ -1,0 +1,93 @@
+"""Custom operators: opaque to torch.compile, with a fake form and a gradient, at little cost a call.
+
+`torch.library.custom_op` defines the same operators. It costs the host two times as much a call, checks of what an
+operator returns among it, which for kernels of some microseconds is as long as the work. What it checks, opcheck does
+in the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._compile import _disable_dynamo  # torch.compiler.disable would import the compiler here and now
+
+NAMESPACE = "fat5"
+
+# An operator lives as long as its library; a module that is loaded again replaces both.
+_libraries: dict[str, torch.library.Library] = {}
+_formulas: dict[Any, _Formula] = {}
+
+
+class _Formula:
+    """How an operator is differentiated, if it is."""
+
+    backward: Callable[..., Any] | None = None
+    setup_context: Callable[..., None] | None = None
+
+
+def operator(name: str, *, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """Define `fat5::{name}` by the decorated function, and put the operator, a `torch._ops.OpOverload`, in its place.
+
+    The function's annotations are its schema. It has no default values, changes none of its arguments and returns new
+    tensors. It runs below autograd: never in a torch.compile trace, and without recording.
+
+    Args:
+        name: Its name in the namespace.
+        fake: Maps the arguments to empty tensors of the shapes, types, strides and devices of the results.
+    """
+
+    def define(function: Callable[..., Any]) -> Any:
+        _libraries.pop(name, None)
+        library = _libraries[name] = torch.library.Library(NAMESPACE, "FRAGMENT")
+        library.define(name + torch.library.infer_schema(function, mutates_args=()))
+        library.impl(name, _disable_dynamo(function), "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
+        overload = getattr(getattr(torch.ops, NAMESPACE), name).default
+        formula = _formulas[overload] = _Formula()
+        library.impl(name, _with_autograd(name, overload, formula), "Autograd")
+        return overload
+
+    return define
+
+
+def register_autograd(
+    overload: Any, backward: Callable[..., Any], *, setup_context: Callable[[Any, tuple[Any, ...], Any], None]
+) -> None:
+    """Give an operator its gradient; one that has none raises in a backward pass.
+
+    Args:
+        overload: What `operator` returned.
+        backward: Maps the context and the gradients of the results to the gradients of all arguments.
+        setup_context: Keeps in the context what `backward` needs of the arguments and the results.
+    """
+    formula = _formulas[overload]
+    formula.backward, formula.setup_context = backward, setup_context
+
+
+def _with_autograd(name: str, overload: Any, formula: _Formula) -> Callable[..., Any]:
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            result = overload(*arguments)
+        if formula.setup_context is not None:
+            formula.setup_context(ctx, arguments, result)
+        return result
+
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        if formula.backward is None:
+            raise RuntimeError(
+                f"{NAMESPACE}::{name} has no autograd formula: expected first derivatives alone, got a second"
+            )
+        return formula.backward(ctx, *gradients)
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    record = type(name, (torch.autograd.Function,), methods)
+
+    def call(*arguments: Any) -> Any:
+        if torch.is_grad_enabled():
+            return record.apply(*arguments)  # type: ignore[attr-defined]
+        with torch._C._AutoDispatchBelowAutograd():
+            return overload(*arguments)
+
+    return call
