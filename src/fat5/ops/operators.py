@@ -1,8 +1,7 @@
 """Custom operators: opaque to torch.compile, with a fake form and a gradient, at little cost a call.
 
-`torch.library.custom_op` defines the same operators. It costs the host two times as much a call, checks of what an
-operator returns among it, which for kernels of some microseconds is as long as the work. What it checks, opcheck does
-in the tests.
+`torch.library.custom_op` defines the same operators, and looks at each call whether a result shares memory with an
+argument; the host then takes longer over the call than the card over a small kernel. Here opcheck looks, in the tests.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ NAMESPACE = "fat5"
 
 # An operator lives as long as its library; a module that is loaded again replaces both.
 _libraries: dict[str, torch.library.Library] = {}
-_formulas: dict[Any, _Formula] = {}
+_formulas: dict[str, _Formula] = {}
 
 
 class _Formula:
@@ -41,11 +40,12 @@ def operator(name: str, *, fake: Callable[..., Any]) -> Callable[[Callable[..., 
     def define(function: Callable[..., Any]) -> Any:
         _libraries.pop(name, None)
         library = _libraries[name] = torch.library.Library(NAMESPACE, "FRAGMENT")
-        library.define(name + torch.library.infer_schema(function, mutates_args=()))
+        schema = name + torch.library.infer_schema(function, mutates_args=())
+        library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         library.impl(name, _disable_dynamo(function), "CompositeExplicitAutograd")
         torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
         overload = getattr(getattr(torch.ops, NAMESPACE), name).default
-        formula = _formulas[overload] = _Formula()
+        formula = _formulas[overload.name()] = _Formula()
         library.impl(name, _with_autograd(name, overload, formula), "Autograd")
         return overload
 
@@ -62,7 +62,7 @@ def register_autograd(
         backward: Maps the context and the gradients of the results to the gradients of all arguments.
         setup_context: Keeps in the context what `backward` needs of the arguments and the results.
     """
-    formula = _formulas[overload]
+    formula = _formulas[overload.name()]
     formula.backward, formula.setup_context = backward, setup_context
 
 

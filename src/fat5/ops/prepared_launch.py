@@ -9,6 +9,9 @@ the tensors. What then decides on the binary is all in its key:
 - whether a tensor's address is a multiple of 16: it must be, else the launch goes Triton's way;
 - a descriptor's type and tile, `Descriptor.kind`;
 - the current device.
+
+Launch hooks, such as a profiler's, are called as ever; hooks of a kernel before its run, and a debug mode that is
+switched on after a first launch, are not looked at.
 """
 
 from __future__ import annotations
@@ -21,8 +24,8 @@ import torch
 import triton
 from torch import Tensor
 
-LAUNCHES_KEPT = 4096
-"""How many prepared launches of one kind are remembered."""
+LAUNCHES_KEPT = 1024
+"""How many prepared launches of one kind are remembered, some KB each."""
 
 _ALIGNMENT = 16
 # A compiled kernel is launched with all arguments by position, constants too, in the versions where that was tried.
@@ -106,7 +109,10 @@ prepared = functools.lru_cache(LAUNCHES_KEPT)(PreparedLaunch)
 
 
 class PreparedLaunches:
-    """Prepared launches, remembered by whatever fixes them: for those whose maker takes more than that."""
+    """Prepared launches, remembered by whatever fixes them: for those whose maker takes more than that.
+
+    One place of a key always holds values of one type: 1, 1.0 and True are equal, and compiled apart.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, PreparedLaunch] = {}
@@ -115,7 +121,7 @@ class PreparedLaunches:
         """Return the launch of a key, made where it is missing."""
         launch = self._kept.get(key)
         if launch is None:
-            if len(self._kept) == LAUNCHES_KEPT:
+            if len(self._kept) >= LAUNCHES_KEPT:
                 self._kept.clear()
             launch = self._kept[key] = make()
         return launch

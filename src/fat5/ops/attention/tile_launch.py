@@ -29,7 +29,7 @@ def _capability(device: torch.device) -> int:
 
 
 _fitting: dict[tuple, Tile] = {}
-_LAST_KEPT = 4096
+_LAST_KEPT = 1024
 _last: dict[tuple, Tile] = {}
 
 
@@ -50,7 +50,7 @@ def launch_fitting(
     if tile is not None:
         run(tile)
         return tile
-    if len(_last) == _LAST_KEPT:
+    if len(_last) >= _LAST_KEPT:
         _last.clear()
     tile = _last[kernel, signature] = _launch_fitting(kernel, problem, run)
     return tile

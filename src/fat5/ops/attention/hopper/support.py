@@ -81,7 +81,7 @@ def strides_refused(name: str, x: Tensor, problem: Problem) -> str | None:
     return _layout_refused(name, x.shape, x.stride(), x.element_size(), is_ragged(problem) and not problem.packed)
 
 
-@functools.lru_cache(4096)
+@functools.lru_cache(1024)
 def _layout_refused(
     name: str, sizes: tuple[int, ...], strides: tuple[int, ...], itemsize: int, evenly: bool
 ) -> str | None:
