@@ -124,11 +124,11 @@ def training_step(module: nn.Module, *inputs: Tensor, **options) -> Counted:
 def test_products_and_copies_of_an_attention_s_step(cross, products):
     """One product for q, k and v (k and v), one for their input's gradient; no sum, no copy of activations."""
     keys = {"key_value_states": states(2, 200), "key_value_layout": SequenceLayout()} if cross else {}
-    seen = training_step(attention(), states(2, 200), layout=SequenceLayout(), **keys)
+    seen = training_step(attention(backend="torch"), states(2, 200), layout=SequenceLayout(), **keys)
     assert seen.calls["mm"] == 3 * products
     attended = {"torch_joined_attention", "torch_joined_attention_backward"}
     assert set(+seen.large_calls) - _MOVES_NOTHING == {"mm", *attended}
-    apart = training_step(hooked(attention()), states(2, 200), layout=SequenceLayout(), **keys)
+    apart = training_step(hooked(attention(backend="torch")), states(2, 200), layout=SequenceLayout(), **keys)
     assert apart.calls["mm"] == 3 * 4
     assert apart.large_calls["add"] + apart.large_calls["add_"] > 0  # which this count would have seen
 

@@ -295,7 +295,8 @@ def test_joined_gradients_are_those_of_the_parts(layout, deterministic, launches
     once = ["forward_kernel", "backward_kernel", "query_kernel"][: 2 + deterministic]
     assert launches == once * 2
     for ours, theirs in zip(*results, strict=True):
-        assert torch.equal(ours, theirs) if deterministic else relative_error(ours.detach(), theirs.detach()) < 1e-2
+        limit = 1e-2 if ours.ndim > 2 else 3e-2  # one pass sums the table's near tiles in bf16
+        assert torch.equal(ours, theirs) if deterministic else relative_error(ours.detach(), theirs.detach()) < limit
         assert ours.any()
         assert ours.isfinite().all()
 

@@ -249,5 +249,7 @@ def test_the_gpu_writes_what_it_writes_apart(backend, inputs, packed, dim):
     out = together(tensors, bias=make_bias("distance" if table else "none", *table), backend=backend, **options)
     torch.manual_seed(4)
     grads = torch.autograd.grad(out, [*tensors, *table], torch.randn_like(out))
-    for ours, theirs in zip(grads, results[1][1:], strict=True):
-        assert relative_error(ours, theirs) < 1e-2
+    for ours, theirs, leaf_ in zip(grads, results[1][1:], [*tensors, *table], strict=True):
+        assert relative_error(ours, theirs) < (
+            1e-2 if leaf_.ndim > 2 else 3e-2
+        )  # it sums the table's near tiles in bf16
