@@ -9,6 +9,7 @@ with a latency of 0.8 microseconds needs 25, and more under load. They fit with 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -70,6 +71,7 @@ _BACKWARD: dict[tuple[int, int, int], RowTile] = {
 }  # by row, bytes of an element, and tensors that are read
 
 
+@functools.cache
 def forward_tile(block_d: int) -> RowTile:
     """Return the forward's tile for rows of up to `block_d` elements, a power of two."""
     warps = min(max(4, block_d // _ELEMENTS_A_WARP), 32)

@@ -6,6 +6,7 @@ precision. What keeps the memory busy is the number of programs.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ class RotaryTile:
         return {"num_warps": self.warps}
 
 
+@functools.cache
 def rotary_tile(block_d: int) -> RotaryTile:
     """Return the tile for heads of up to `block_d` channels, a power of two."""
     return RotaryTile(max(1, _TILE_CHANNELS // block_d), 4)
