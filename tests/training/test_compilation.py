@@ -13,8 +13,9 @@ from fat5.errors import ConfigError
 from fat5.training.compilation import cache_folder, compile_model
 from fat5.training.graph_trainer import GraphTrainer
 from fat5.training.pretrain import pretrain
+from fat5.training.run_data import open_run_data
 from fat5.training.trainer import PretrainTrainer
-from tests.training.test_trainer import logged, make_trainer
+from tests.training.test_trainer import logged, make_model, make_trainer
 
 COMMON = {"training__max_steps": 4, "training__save_every": 100, "data__validation": None}
 
@@ -62,6 +63,17 @@ def test_the_first_step_is_a_warm_up_and_stays_out_of_the_speed(make_config, mon
     (only,) = (entry for entry in trainer.state.log_history if "loss" in entry)
     assert only["warm_up_seconds"] > 1.0
     assert only["tokens_per_second"] > tokens / 1.0
+
+
+def test_a_callback_generates_with_a_compiled_model_as_the_docs_say(make_config):
+    config = make_config()
+    model = make_model(config, open_run_data(config.data, config.denoising)).eval()
+    options = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False}
+    ids = torch.randint(3, 600, (2, 12), generator=torch.Generator().manual_seed(0))
+    expected = model.generate(ids, **options)
+    compile_model(model, backend="aot_eager")
+    with torch.compiler.set_stance("force_eager"):
+        assert torch.equal(model.generate(ids, **options), expected)
 
 
 @pytest.mark.slow
