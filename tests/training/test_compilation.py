@@ -93,8 +93,10 @@ def test_settings_that_contradict_are_refused(make_config):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-@pytest.mark.parametrize("mode", [None, "default", "reduce-overhead"])
-def test_no_step_waits_for_the_gpu(make_config, mode):
+@pytest.mark.parametrize(
+    ("mode", "accumulation"), [(None, 1), ("default", 1), ("reduce-overhead", 1), ("reduce-overhead", 2)]
+)
+def test_no_step_waits_for_the_gpu(make_config, mode, accumulation):
     """Steps 3 to 6 run with synchronisation forbidden; the losses are fetched at the log of step 8."""
 
     class NoWaiting(TrainerCallback):
@@ -107,6 +109,7 @@ def test_no_step_waits_for_the_gpu(make_config, mode):
 
     # Heads of 16, the smallest that the attention kernels take; plain attention reads the documents' ends on the host.
     changes = {**COMMON, "training__max_steps": 8, "training__num_workers": 1, "model__d_kv": 16}
+    changes["training__gradient_accumulation_steps"] = accumulation
     kind = GraphTrainer if mode == "reduce-overhead" else PretrainTrainer
     trainer = make_trainer(make_config(**changes, training__log_every=8), kind=kind)
     if mode is not None:

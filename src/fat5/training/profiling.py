@@ -96,7 +96,7 @@ def read_kernels(trace: Path) -> list[Kernel]:
         if event.get("cat") in _DEVICE_WORK:
             launch = launches.get(event.get("args", {}).get("correlation"))
             op = attention.around(*launch) if launch else ""
-            if event["name"] in _SHARED_NAMES and event["args"].get("shared memory", 0) >= _BYTES_OF_TILES:
+            if event["name"] in _SHARED_NAMES and event.get("args", {}).get("shared memory", 0) >= _BYTES_OF_TILES:
                 op = op or "attention"
             kernels.append(Kernel(op, event["name"], float(event["ts"]), float(event["dur"])))
     return sorted(kernels, key=lambda kernel: kernel.start)
