@@ -48,7 +48,7 @@ def test_shares_add_up_and_attention_is_told_by_what_launched_it(tmp_path):
 def test_attention_in_a_replayed_graph_is_told_by_its_tiles(tmp_path):
     """One launch, around which is no operator: names that several kernels bear say nothing."""
     replay = {"ph": "X", "cat": "cuda_runtime", "name": "cudaGraphLaunch", "ts": 1, "dur": 1, "tid": 1}
-    work = [("backward_kernel", 100_000, 30), ("backward_kernel", 64, 20), ("forward_kernel", 0, 10)]
+    work = [("backward_kernel", 100_000, 30), ("backward_kernel", 16_384, 20), ("forward_kernel", 0, 10)]
     work += [("finish_kernel", 0, 15), ("nvjet_tst", 100_000, 25)]
     events, start = [op("CompiledFunctionBackward", 0, 10), replay | {"args": {"correlation": 1}}], 100
     for name, shared, duration in work:

@@ -33,10 +33,11 @@ _ATTENTION: tuple[str, ...] = (
 )
 _ATTENTION += ("table_kernel", "buckets_kernel", "bias_kernel", "delta_kernel", "document_tiles", "flex_")
 _ATTENTION += ("prepare_kernel", "finish_kernel", "record_kernel", "setup_kernel")
-# Names that attention's kernels share with those of norms and activations, which hold no tiles in shared memory. They
-# tell attention where nothing says what launched a kernel: a replayed CUDA graph launches all of a step at once.
-_SHARED_NAMES = ("forward_kernel", "backward_kernel")
-_BYTES_OF_TILES = 8192
+# Names that attention's kernels have in common with those of norms and activations. A replayed CUDA graph launches all
+# of a step at once, so that nothing says which of them a kernel is; but the others hold no tiles in shared memory, and
+# for their sums take at most so many bytes.
+_AMBIGUOUS_NAMES = ("forward_kernel", "backward_kernel")
+_BYTES_WITHOUT_TILES = 16_384
 
 
 class Kernel(NamedTuple):
@@ -96,7 +97,8 @@ def read_kernels(trace: Path) -> list[Kernel]:
         if event.get("cat") in _DEVICE_WORK:
             launch = launches.get(event.get("args", {}).get("correlation"))
             op = attention.around(*launch) if launch else ""
-            if event["name"] in _SHARED_NAMES and event.get("args", {}).get("shared memory", 0) >= _BYTES_OF_TILES:
+            shared_memory = event.get("args", {}).get("shared memory", 0)
+            if event["name"] in _AMBIGUOUS_NAMES and shared_memory > _BYTES_WITHOUT_TILES:
                 op = op or "attention"
             kernels.append(Kernel(op, event["name"], float(event["ts"]), float(event["dur"])))
     return sorted(kernels, key=lambda kernel: kernel.start)
