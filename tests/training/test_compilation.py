@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 import pytest
@@ -77,10 +78,14 @@ def test_a_callback_generates_with_a_compiled_model_as_the_docs_say(make_config)
 
 
 @pytest.mark.slow
-def test_a_compiled_run_is_the_plain_one(make_config, tmp_path):
+def test_a_compiled_run_is_the_plain_one_and_says_how_it_is_compiled(make_config, tmp_path, caplog):
     changes = {**COMMON, "training__device": "cpu"}
     plain = pretrain(make_config(**changes))
-    compiled = pretrain(make_config(**changes, training__compile=True, training__output_dir=str(tmp_path / "compiled")))
+    with caplog.at_level(logging.INFO):
+        compiled = pretrain(
+            make_config(**changes, training__compile=True, training__output_dir=str(tmp_path / "compiled"))
+        )
+    assert "compile_mode=auto: no CUDA graphs, since the model is on the device cpu" in caplog.text
     ours, theirs = ([entry["loss"] for entry in run.log_history if "loss" in entry] for run in (compiled, plain))
     assert ours == pytest.approx(theirs, rel=1e-4)
     assert any(cache_folder().iterdir())

@@ -37,6 +37,7 @@ class GraphTrainer(PretrainTrainer):
         model = cast(nn.Module, self.model)
         several = self.args.world_size > 1
         if several:
+            # What DDP sees to: the ranks begin with the same weights.
             with torch.no_grad():
                 for parameter in model.parameters():
                     dist.broadcast(parameter, src=0)
