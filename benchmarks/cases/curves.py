@@ -75,11 +75,13 @@ def run(arguments: Namespace, session: Session) -> None:
     )
     workload = dataclasses.replace(WORKLOADS[arguments.model], vocab_size=corpus.vocab_size)
     dtype = torch.bfloat16 if session.device.type == "cuda" else torch.float32
-    names = ("fat5", "transformers")
+    # FAT5 as `training.compile_mode=auto` has it.
+    compiled = "fat5-cuda-graphs" if session.device.type == "cuda" else "fat5-compiled"
+    names = ("fat5-eager", "transformers-eager") if arguments.eager else (compiled, "transformers-compiled")
     rows: list[dict[str, Any]] = []
     print(f"{corpus.tokens:,} tokens of text, {workload.columns}", flush=True)
     for name in names:
-        implementation = IMPLEMENTATIONS[f"{name}-{'eager' if arguments.eager else 'compiled'}"]
+        implementation = IMPLEMENTATIONS[name]
         columns = {"table": "curves", "model": arguments.model, "implementation": implementation.name}
         try:
             for point in draw_curve(implementation, workload, corpus, plan, session.device, dtype):

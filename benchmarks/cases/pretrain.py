@@ -14,9 +14,9 @@ SUMMARY = "the whole pretraining step beside Transformers' T5: tokens/s, memory,
 
 _TABLES = ("8x64", "4x128", "documents", "base", "long")
 _SUITED = {
-    "4x128": ("transformers-compiled", "fat5-compiled"),
-    "documents": ("fat5-compiled",),
-    "base": ("fat5-compiled",),
+    "4x128": ("transformers-compiled", "fat5-compiled", "fat5-cuda-graphs"),
+    "documents": ("fat5-compiled", "fat5-cuda-graphs"),
+    "base": ("fat5-compiled", "fat5-cuda-graphs"),
     "long": ("fat5-compiled", "fat5-eager"),
 }
 

@@ -24,7 +24,7 @@ class Plan:
     """What every model does.
 
     Attributes:
-        seconds: Training time of each, without its first step, evaluation and loading.
+        seconds: Training time of each, without compiling, evaluation and loading.
         evaluate_every: Steps between evaluations.
         eval_batches: Validation batches.
         lr: Learning rate after the warm-up; constant, so that a curve does not hang on where it ends.
@@ -63,15 +63,14 @@ def draw_curve(
     yield {"step": 0, "epoch": 0.0, "tokens": 0, "seconds": 0.0, **evaluate(step.model, held_out)}
     for done, batch in enumerate(islice(loader, plan.max_steps), start=1):
         inputs, count = to_device(batch, device)
-        loss = step.model(**inputs).loss
-        loss.backward()
+        loss = step.backward(inputs)
         torch.nn.utils.clip_grad_norm_(step.model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        total += loss.detach()
+        total += loss
         tokens += count
-        if done == 1:  # compiles
+        if done <= implementation.warm_up_steps:
             synchronize()
             started = time.perf_counter()
         if done % plan.evaluate_every == 0:

@@ -151,7 +151,7 @@ def draw_scaling(rows: Rows) -> Figure | None:
         value=lambda row: _thousands(row, "tokens_per_s_per_process"),
         label=lambda row: _joined(
             f"{float(row['share_of_one']):.1%}" if row["share_of_one"] else "",
-            _with_unit(row, "peak_gib", ".1f", "GiB"),
+            _with_unit(row, "peak_reserved_gib", ".1f", "GiB"),
         ),
         looks=_SCALING,
     )

@@ -12,7 +12,8 @@ _COLUMNS = (
     ("k tokens/s", "tokens_per_s", ".0f", 1e-3),
     ("TFLOP/s", "tflops", ".0f", 1.0),
     ("of 990", "utilisation", ".1%", 1.0),
-    ("peak GiB", "peak_gib", ".1f", 1.0),
+    ("peak GiB", "peak_gib", ".2f", 1.0),
+    ("reserved", "peak_reserved_gib", ".2f", 1.0),
     ("GEMM", "share_gemm", ".0%", 1.0),
     ("attention", "share_attention", ".0%", 1.0),
     ("memory", "share_memory_bound", ".0%", 1.0),
@@ -41,8 +42,9 @@ def claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
     tables = {row["table"] for row in rows}
 
     def best(table: str, name: str) -> float | None:
-        values = [row[name] for (place, who), row in found.items() if place == table and who.startswith("fat5-")]
-        return max((value for value in values if value is not None), default=None)
+        """Return a figure of FAT5's fastest implementation, so that all that is claimed of a table is one step's."""
+        ours = [row for (place, who), row in found.items() if place == table and who.startswith("fat5-")]
+        return None if not ours else max(ours, key=lambda row: row["tokens_per_s"]).get(name)
 
     def over_transformers(table: str) -> float | None:
         peer, own = found.get((table, "transformers-compiled")), best(table, "tokens_per_s")
@@ -54,7 +56,7 @@ def claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
         result += [
             Claim("8 x 64: thousand tokens/s", None if rate is None else rate / 1e3, 880, unit=""),
             Claim("8 x 64: over Transformers compiled", over_transformers("8x64"), 1.9),
-            Claim("8 x 64: peak", _peak(found, "8x64"), 14, at_most=True, unit=" GiB"),
+            Claim("8 x 64: peak", best("8x64", "peak_gib"), 14, at_most=True, unit=" GiB"),
         ]
     if "4x128" in tables:
         result.append(Claim("4 x 128: over Transformers compiled", over_transformers("4x128"), 1.6))
@@ -67,8 +69,3 @@ def claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
     if "long" in tables:
         result.append(Claim("65,536 tokens train: thousand tokens/s", best("long", "tokens_per_s"), 0, unit=""))
     return result
-
-
-def _peak(found: Mapping[tuple[str, str], Mapping[str, Any]], table: str) -> float | None:
-    row = found.get((table, "fat5-compiled"))
-    return None if row is None else row.get("peak_gib")

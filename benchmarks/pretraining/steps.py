@@ -16,6 +16,7 @@ from torch import nn
 
 from benchmarks.pretraining.models import make_fat5, make_t5, packed
 from benchmarks.pretraining.workload import Workload
+from benchmarks.timing import release_memory
 from fat5.optim import OptimizerConfig, build_optimizer
 from fat5.training.compilation import compile_model, uses_cuda_graphs
 from fat5.training.profiling import profile_of, read_kernels
@@ -23,6 +24,8 @@ from fat5.training.profiling import profile_of, read_kernels
 PEAK_TFLOPS = 990.0
 """bf16 without sparsity, as NVIDIA's data sheets give it for an H100 or H200."""
 _GIB = 2**30
+_PROFILED = 3
+"""Steps that are profiled."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Implementation:
     Attributes:
         name: Its name.
         fat5: FAT5's model with AdamWScale and Kahan compensation; else Transformers' T5 with PyTorch's fused AdamW.
-        mode: torch.compile's mode, None for eager.
+        mode: torch.compile's mode, None for eager; CUDA graphs are what `training.compile_mode=auto` takes on a GPU.
     """
 
     name: str
@@ -43,6 +46,11 @@ class Implementation:
     def cuda_graphs(self) -> bool:
         """Whether it replays CUDA graphs."""
         return self.mode is not None and uses_cuda_graphs(self.mode)
+
+    @property
+    def warm_up_steps(self) -> int:
+        """Steps that compile, and record CUDA graphs."""
+        return 2 if self.cuda_graphs else 1
 
 
 IMPLEMENTATIONS = {
@@ -74,8 +82,9 @@ class Step:
         self.model: nn.Module = (make_fat5 if implementation.fat5 else make_t5)(workload, device).to(dtype)
         config = OptimizerConfig() if implementation.fat5 else OptimizerConfig(name="adamw", lr=1e-4)
         self.optimizer = build_optimizer(self.model, config)
+        # Gives back the memory of an earlier implementation's CUDA graphs.
+        torch._dynamo.reset()
         if implementation.mode is not None:
-            torch._dynamo.reset()
             backend = "inductor" if device.type == "cuda" else "aot_eager"
             if implementation.fat5:
                 compile_model(self.model, implementation.mode, backend=backend)
@@ -87,21 +96,26 @@ class Step:
         batch = workload.draw(device)
         return cycle([packed(batch) if self.implementation.fat5 else batch])
 
-    def run(self, batch: dict[str, Any]) -> torch.Tensor:
-        """Take one step and return the loss, not yet on the host."""
+    def backward(self, batch: dict[str, Any]) -> torch.Tensor:
+        """Compute the gradients and return the loss, not yet on the host; both are good until the next call."""
         if self.implementation.cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()
         loss = self.model(**batch).loss
         loss.backward()
+        return loss.detach()
+
+    def run(self, batch: dict[str, Any]) -> torch.Tensor:
+        """Take one step and return the loss, likewise."""
+        loss = self.backward(batch)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return loss.detach()
+        return loss
 
 
 def measure(
     step: Step, batches: Iterator[dict[str, Any]], workload: Workload, device: torch.device, *, steps: int, rounds: int
 ) -> dict[str, Any]:
-    """Return the columns of one implementation: the first step, time, rates, peak memory, shares.
+    """Return the columns of one implementation: the first step (with CUDA graphs two), time, rates, memory, shares.
 
     Args:
         step: What to run.
@@ -128,12 +142,8 @@ def measure(
         synchronize()
         return time.perf_counter() - started, tokens
 
-    first, _ = take(1)
+    first, _ = take(step.implementation.warm_up_steps)
     take(3)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    take(2)
-    peak = torch.cuda.max_memory_allocated(device) / _GIB if device.type == "cuda" else None
     taken = [take(steps) for _ in range(rounds)]
     times = [seconds * 1e3 / steps for seconds, _ in taken]
     p20, _, _, p80 = statistics.quantiles(times, n=5, method="inclusive")
@@ -150,13 +160,32 @@ def measure(
         "tokens_per_s": rate,
         "tflops": tflops,
         "utilisation": None if tflops is None else tflops / PEAK_TFLOPS,
-        "peak_gib": peak,
-        **shares(lambda: take(3), device),
+        **_peaks(lambda: take(2), device, cuda_graphs=step.implementation.cuda_graphs),
+        **_shares(lambda: take(_PROFILED), device, _PROFILED * median),
     }
 
 
-def shares(run: Callable[[], Any], device: torch.device) -> dict[str, float | None]:
-    """Return the shares of the time that the device spends on each kind of work while `run` runs."""
+def _peaks(run: Callable[[], Any], device: torch.device, *, cuda_graphs: bool) -> dict[str, float]:
+    """Return the most memory that is allocated while `run` runs, and the most that is reserved.
+
+    That of CUDA graphs is reserved as long as they live and does not count as allocated: with them both are the latter.
+    """
+    if device.type != "cuda":
+        return {}
+    # What compilation and the first steps left in the cache is not the step's.
+    release_memory()
+    torch.cuda.reset_peak_memory_stats(device)
+    run()
+    reserved = torch.cuda.max_memory_reserved(device) / _GIB
+    peak = reserved if cuda_graphs else torch.cuda.max_memory_allocated(device) / _GIB
+    return {"peak_gib": peak, "peak_reserved_gib": reserved}
+
+
+def _shares(run: Callable[[], Any], device: torch.device, milliseconds: float) -> dict[str, float]:
+    """Return the device's time for each kind of work in `run`, as shares of the time that it takes unprofiled.
+
+    The rest is idle. The profiler slows the host, so that the gaps in its own record say little.
+    """
     if device.type != "cuda":
         return {}
     with tempfile.TemporaryDirectory() as folder:
@@ -168,4 +197,7 @@ def shares(run: Callable[[], Any], device: torch.device) -> dict[str, float | No
         profile = profile_of(read_kernels(trace))
     if profile is None:
         return {}
-    return {f"share_{kind.replace('-', '_')}": share for kind, share in profile.shares.items()}
+    scale = profile.milliseconds / milliseconds
+    result = {kind: share * scale for kind, share in profile.shares.items() if kind != "idle"}
+    result["idle"] = max(0.0, 1 - sum(result.values()))
+    return {f"share_{kind.replace('-', '_')}": share for kind, share in result.items()}

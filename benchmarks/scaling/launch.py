@@ -31,13 +31,13 @@ class Outcome:
 
     Attributes:
         log_history: Its log entries, those before a resume included.
-        peak_gib: Most GPU memory that one process had allocated; None on a CPU.
+        peak_reserved_gib: Most GPU memory that one process had reserved; None on a CPU.
         communication: What `communication_shares` returned for the first process's profiled steps; None where nothing
             was profiled.
     """
 
     log_history: list[dict[str, Any]]
-    peak_gib: float | None
+    peak_reserved_gib: float | None
     communication: tuple[float, float] | None
 
     @property
@@ -75,11 +75,11 @@ def launch(config: PretrainConfig, folder: Path, *, processes: int, torchrun: bo
         print(said[-_SHOWN:], file=sys.stderr, flush=True)
         raise RunError(f"the run in {folder.name} {reason}: ...{said.strip()[-_KEPT:]}")
     reports = [json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(processes)]
-    peaks = [report["peak_gib"] for report in reports if report["peak_gib"] is not None]
+    peaks = [report["peak_reserved_gib"] for report in reports if report["peak_reserved_gib"] is not None]
     trace = Path(config.training.output_dir) / TRACE_NAME
     return Outcome(
         log_history=reports[0]["log_history"],
-        peak_gib=max(peaks, default=None),
+        peak_reserved_gib=max(peaks, default=None),
         communication=communication_shares(read_kernels(trace)) if trace.is_file() else None,
     )
 

@@ -15,7 +15,7 @@ SHARE_OF_ONE = 0.95
 _COLUMNS = (
     ("k tokens/s", "tokens_per_s", ".1f", 1e-3),
     ("of one", "share_of_one", ".1%", 1.0),
-    ("peak GiB", "peak_gib", ".1f", 1.0),
+    ("reserved GiB", "peak_reserved_gib", ".1f", 1.0),
     ("NCCL alone", "share_communication_alone", ".1%", 1.0),
     ("NCCL", "share_communication", ".1%", 1.0),
     ("loss", "loss", ".4f", 1.0),

@@ -23,11 +23,14 @@ _GIB = 2**30
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train, and write `rank-R.json`: the peak of this process's GPU, and all log entries."""
+    """Train, and write `rank-R.json`: the peak of this process's GPU, and all log entries.
+
+    The peak is what PyTorch reserved: the memory of CUDA graphs does not count as allocated.
+    """
     settings, folder = map(Path, argv)
     result = pretrain(load_settings(PretrainConfig, settings))
-    peak = torch.cuda.max_memory_allocated() / _GIB if torch.cuda.is_available() else None
-    facts = {"peak_gib": peak, "log_history": result.log_history}
+    peak = torch.cuda.max_memory_reserved() / _GIB if torch.cuda.is_available() else None
+    facts = {"peak_reserved_gib": peak, "log_history": result.log_history}
     with atomic_file(folder / f"rank-{os.environ.get('RANK', '0')}.json") as staging:
         staging.write_text(json.dumps(facts), encoding="utf-8")
     return 0 if result.stopped_by is None else 1

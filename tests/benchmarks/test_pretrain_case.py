@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from benchmarks.command_line import main
-from benchmarks.pretraining import report, stage
+from benchmarks.pretraining import report, stage, steps
 from benchmarks.pretraining.models import Gate, make_fat5, make_t5
 from benchmarks.pretraining.workload import WORKLOADS
 from benchmarks.results import read_rows
 from benchmarks.subject import GateError
+from fat5.training.profiling import Profile
 
 CPU = torch.device("cpu")
 
@@ -90,3 +91,27 @@ def test_claims_compare_within_one_table():
     assert any("met" in text and "2x" in text for text in texts)
     assert any("MISSED" in text and "0.8889" in text for text in texts)
     assert not any("base" in text for text in texts)
+
+
+def test_memory_is_claimed_of_the_implementation_whose_speed_is():
+    def row(implementation: str, rate: float, peak: float) -> dict:
+        return {"table": "8x64", "implementation": implementation, "p50_ms": 1.0, "tokens_per_s": rate,
+                "peak_gib": peak}  # fmt: skip
+
+    rows = [row("fat5-compiled", 400e3, 13.0), row("fat5-cuda-graphs", 900e3, 15.0), row("fat5-eager", 300e3, 20.0)]
+    claims = {claim.text: claim.measured for claim in report.claims(rows)}
+    assert claims["8 x 64: peak"] == 15.0
+    assert claims["8 x 64: thousand tokens/s"] == 900
+
+
+def test_shares_are_those_of_the_step_that_is_not_profiled(monkeypatch):
+    """Three steps of 20 ms; in the trace they take 100 ms, of which the device works 45."""
+    shares = {"gemm": 0.3, "attention": 0.15, "memory-bound": 0.0, "communication": 0.0, "idle": 0.55}
+    monkeypatch.setattr(steps, "profile_of", lambda kernels: Profile(shares, 100.0, []))
+    monkeypatch.setattr(steps, "read_kernels", lambda trace: [])
+    found = steps._shares(lambda: None, torch.device("cuda"), 60.0)
+    assert found["share_gemm"] == pytest.approx(0.5)
+    assert found["share_attention"] == pytest.approx(0.25)
+    assert found["share_idle"] == pytest.approx(0.25)
+    assert steps._shares(lambda: None, torch.device("cuda"), 40.0)["share_idle"] == 0
+    assert steps._shares(lambda: None, CPU, 60.0) == {}

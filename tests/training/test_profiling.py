@@ -45,6 +45,23 @@ def test_shares_add_up_and_attention_is_told_by_what_launched_it(tmp_path):
     assert "attention 30.0%" in describe_profile(profile)
 
 
+def test_attention_in_a_replayed_graph_is_told_by_its_tiles(tmp_path):
+    """One launch, around which is no operator: names that several kernels bear say nothing."""
+    replay = {"ph": "X", "cat": "cuda_runtime", "name": "cudaGraphLaunch", "ts": 1, "dur": 1, "tid": 1}
+    work = [("backward_kernel", 100_000, 30), ("backward_kernel", 16_384, 20), ("forward_kernel", 0, 10)]
+    work += [("finish_kernel", 0, 15), ("nvjet_tst", 100_000, 25)]
+    events, start = [op("CompiledFunctionBackward", 0, 10), replay | {"args": {"correlation": 1}}], 100
+    for name, shared, duration in work:
+        arguments = {"correlation": 1, "shared memory": shared}
+        events.append(op(name, start, duration, tid=7) | {"cat": "kernel", "args": arguments})
+        start += duration
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    shares = profile_of(read_kernels(tmp_path / "trace.json")).shares
+    assert shares == pytest.approx(
+        {"attention": 0.45, "memory-bound": 0.3, "gemm": 0.25, "communication": 0.0, "idle": 0.0}
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

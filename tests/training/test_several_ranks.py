@@ -15,22 +15,36 @@ from safetensors.torch import load_file
 from fat5.training.config_file import to_yaml
 from fat5.training.pretrain import pretrain
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 
-def launch(config, path: Path, ranks: int) -> subprocess.CompletedProcess[str]:
+
+def launch(
+    config, path: Path, ranks: int, program: tuple[str, ...] = ("fat5", "pretrain")
+) -> subprocess.CompletedProcess[str]:
     path.write_text(to_yaml(config))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command += ["-m", "fat5", "pretrain", str(path)]
+    command += ["-m", *program, str(path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, env=environment, cwd=REPOSITORY
+    )
 
 
-def test_two_ranks_equal_one_with_twice_the_accumulation(make_config, tmp_path):
+@pytest.mark.parametrize(
+    ("program", "accumulation"),
+    [(("fat5", "pretrain"), 1), (("tests.training.replays",), 2)],
+    ids=["ddp", "cuda-graphs"],
+)
+def test_two_ranks_equal_one_with_twice_the_accumulation(make_config, tmp_path, program, accumulation):
+    """With CUDA graphs the ranks' gradients are summed from buffers of their own, in the place of DDP."""
     common = {"training__device": "cpu", "training__max_steps": 3, "training__eval_batches": None}
-    alone = pretrain(make_config(**common, training__gradient_accumulation_steps=2))
-    pair = make_config(**common, training__output_dir=str(tmp_path / "pair"))
-    finished = launch(pair, tmp_path / "pair.yaml", 2)
+    alone = pretrain(make_config(**common, training__gradient_accumulation_steps=2 * accumulation))
+    places = {"training__output_dir": str(tmp_path / "pair"), "training__compile": accumulation == 2}
+    pair = make_config(**common, **places, training__gradient_accumulation_steps=accumulation)
+    finished = launch(pair, tmp_path / "pair.yaml", 2, program)
     assert finished.returncode == 0, finished.stderr[-3000:]
     assert "2 x cpu" in finished.stderr
+    assert ("replays on a CPU" in finished.stderr) == (accumulation == 2)
     history = json.loads((tmp_path / "pair" / "trainer_state.json").read_text())["log_history"]
     names = ("loss", "z_loss", "accuracy", "grad_norm", "learning_rate", "tokens_seen", "epoch", "eval_loss")
     names += ("eval_accuracy_text", "eval_target_tokens")

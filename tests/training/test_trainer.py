@@ -60,6 +60,7 @@ def make_trainer(
     config: PretrainConfig,
     optimizer: Callable[..., torch.optim.Optimizer] | None = None,
     dataset: type[DenoisingDataset] = DenoisingDataset,
+    kind: type[PretrainTrainer] = PretrainTrainer,
 ) -> PretrainTrainer:
     data = open_run_data(config.data, config.denoising)
     model = make_model(config, data)
@@ -71,7 +72,7 @@ def make_trainer(
     else:
         own = optimizer(model.parameters())
         optimizers = (own, LambdaLR(own, lambda step: 1.0))
-    return PretrainTrainer(
+    return kind(
         model=model,
         args=arguments,
         train_dataset=dataset(data.train, data.special_tokens, data.denoising),

@@ -10,7 +10,7 @@ from fat5.data.text_stream import StreamConfig
 from fat5.errors import ConfigError
 from fat5.optim import OptimizerConfig, ScheduleConfig
 from fat5.training.accounts import AccountsConfig
-from fat5.training.compilation import CompileMode, uses_cuda_graphs
+from fat5.training.compilation import CompileMode
 from fat5.training.model_config import ModelConfig
 
 # A resumed run may change these: where and how long it runs and what is watched, not what a step computes. Data folders
@@ -83,8 +83,9 @@ class TrainingConfig:
         gradient_checkpointing: Recompute activations in the backward pass: less memory, about a third more time.
         compile: Compile model and loss with torch.compile, as one graph (a graph a layer where weights are sharded);
             the first step then takes a minute or so.
-        compile_mode: torch.compile's mode. "reduce-overhead" replays CUDA graphs, which pays where the host cannot keep
-            up with the GPU: small models and small batches.
+        compile_mode: torch.compile's mode. "auto": "reduce-overhead", which replays CUDA graphs and so spares the host
+            the launches, on a GPU with unsharded weights and batches of one shape; else "default". The start of the log
+            says which, and why.
         profile: Steps to profile, behind the first five: a trace is written into output_dir, and the shares of matrix
             products, attention, memory-bound work and idle time are printed; 0 for none.
         seed: Seed of the initialisation and of dropout; the data's is denoising.seed.
@@ -111,7 +112,7 @@ class TrainingConfig:
     data_parallel_shard_degree: int = 1
     gradient_checkpointing: bool = False
     compile: bool = False
-    compile_mode: CompileMode = "default"
+    compile_mode: CompileMode = "auto"
     profile: int = 0
     seed: int = 0
     resume: bool | str = "auto"
@@ -137,13 +138,8 @@ class TrainingConfig:
             value = getattr(self, name)
             if value is not None and not value >= bound:
                 raise ConfigError(f"training.{name} is {value}, expected at least {bound}")
-        if self.compile_mode != "default" and not self.compile:
+        if self.compile_mode not in ("auto", "default") and not self.compile:
             raise ConfigError(f"training.compile_mode is {self.compile_mode} without effect; set training.compile=true")
-        if self.compile and uses_cuda_graphs(self.compile_mode) and self.gradient_accumulation_steps > 1:
-            raise ConfigError(
-                f"training.compile_mode is {self.compile_mode}, which replays CUDA graphs: the next micro-batch writes "
-                "over the gradients; set gradient_accumulation_steps=1 or compile_mode=default"
-            )
         if self.data_parallel_shard_degree < 1 and self.data_parallel_shard_degree != -1:
             raise ConfigError(
                 f"training.data_parallel_shard_degree is {self.data_parallel_shard_degree}, expected 1 or more, or -1"

@@ -49,16 +49,18 @@ class LogWindow:
         self._z_loss += z_loss.detach()
 
     def begin_warm_up(self) -> None:
-        """Note where a process's first step begins."""
+        """Note where a step begins that compiles, records or fills caches."""
         self._warm_up_started = time.perf_counter()
+        self._tokens_before = self.tokens
 
     def end_warm_up(self) -> None:
-        """Keep the first step, which compiles and fills caches, out of the speed: its time and its tokens."""
+        """Keep that step out of the speed: its time and its tokens."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        self._warm_up = time.perf_counter() - self._warm_up_started
-        self._paused += self._warm_up
-        self._warm_up_tokens = self.tokens
+        seconds = time.perf_counter() - self._warm_up_started
+        self._warm_up += seconds
+        self._paused += seconds
+        self._warm_up_tokens += self.tokens - self._tokens_before
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -84,32 +86,38 @@ class LogWindow:
 
 
 class TokenClock(TrainerCallback):
-    """Closes the log window wherever something depends on it, counts its steps and times the first one apart."""
+    """Closes the log window wherever something depends on it, counts its steps and times the first ones apart.
 
-    def __init__(self, window: LogWindow) -> None:
+    Args:
+        window: What it closes.
+        warm_up_steps: Steps of a process that are no measure of its speed.
+    """
+
+    def __init__(self, window: LogWindow, warm_up_steps: int) -> None:
         self.window = window
-        self._first = True
+        self.warm_up_steps = warm_up_steps
+        self._left = warm_up_steps
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Start the first window."""
         self.window.reset()
-        self._first = True
+        self._left = self.warm_up_steps
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Begin the warm-up at a process's first step."""
-        if self._first:
+        """Begin the warm-up of a process's first steps."""
+        if self._left:
             self.window.begin_warm_up()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Count the step, and ask for a log where something depends on it."""
         self.window.steps += 1
-        if self._first:
+        if self._left:
             self.window.end_warm_up()
-            self._first = False
+            self._left -= 1
         # A checkpoint then starts with an empty window, so that the logs after a resume are those of the unbroken run,
         # and an evaluation knows how many tokens came before it.
         if control.should_save or control.should_evaluate:

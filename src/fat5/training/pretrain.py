@@ -24,9 +24,10 @@ from fat5.optim import build_optimizer, build_schedule, is_sharded
 from fat5.training.account_book import AccountBook, AccountsCallback, describe_accounts
 from fat5.training.arguments import resolve_precision, training_arguments
 from fat5.training.checkpoints import STAGING, clear_staging, list_checkpoints
-from fat5.training.compilation import cache_folder, compile_model, uses_cuda_graphs
+from fat5.training.compilation import Compilation, cache_folder, choose_compilation, compile_model
 from fat5.training.config import PretrainConfig
 from fat5.training.config_file import to_yaml
+from fat5.training.graph_trainer import GraphTrainer
 from fat5.training.initial_weights import keep_rounding_errors, load_initial_model
 from fat5.training.interruption import StopCallback, StopRequest
 from fat5.training.plot import plot_loss, read_log_history
@@ -118,15 +119,15 @@ def pretrain(config: PretrainConfig) -> PretrainResult:
         check_weights(resume.checkpoint, model)
     # Before the optimiser is built: where the parameters lie decides its form.
     model.to(arguments.device)
-    _place(model, config, arguments)
+    compilation = _place(model, config, arguments)
     optimizer = build_optimizer(model, config.optimizer)
     if exact is not None:
         keep_rounding_errors(exact, model, optimizer)
     schedule = build_schedule(optimizer, config.schedule, num_training_steps=arguments.max_steps)
     if arguments.should_save:
         _prepare_folder(config)
-    trainer = _build_trainer(config, data, arguments, (model, optimizer, schedule), facts, resume)
-    _announce(trainer, data, precision, resume, config.training.compile)
+    trainer = _build_trainer(config, data, arguments, (model, optimizer, schedule), facts, resume, compilation)
+    _announce(trainer, data, precision, resume, compilation)
     return _train(trainer, resume, _open_accounts(config, arguments, resume))
 
 
@@ -139,13 +140,18 @@ def _initial_model(
         return load_initial_model(config.training.init_from, config.model, model_config, tokenizer_length).train()
 
 
-def _place(model: FAT5ForConditionalGeneration, config: PretrainConfig, arguments: TrainingArguments) -> None:
-    """Compile the model and spread it over the ranks, as the settings ask for."""
+def _place(
+    model: FAT5ForConditionalGeneration, config: PretrainConfig, arguments: TrainingArguments
+) -> Compilation | None:
+    """Compile the model and spread it over the ranks, as the settings ask for; return how it was compiled, or None."""
     degree = resolve_shard_degree(config.training.data_parallel_shard_degree, arguments.world_size)
+    compilation = None
     if config.training.compile:
-        compile_model(model, config.training.compile_mode, blocks=blocks_of(model) if degree > 1 else None)
+        compilation = choose_compilation(config.training.compile_mode, model, config.denoising, sharded=degree > 1)
+        compile_model(model, compilation.mode, blocks=blocks_of(model) if degree > 1 else None)
     if degree > 1:
         shard_model(model, degree, arguments.world_size, arguments.device)
+    return compilation
 
 
 def _open_accounts(
@@ -179,11 +185,16 @@ def _build_trainer(
     parts: tuple[FAT5ForConditionalGeneration, Optimizer, LambdaLR],
     facts: dict[str, Any],
     resume: ResumePoint | None,
+    compilation: Compilation | None,
 ) -> PretrainTrainer:
     rank, world_size = arguments.process_index, arguments.world_size
     start_batch = resume.step * arguments.gradient_accumulation_steps if resume else 0
     model, optimizer, schedule = parts
-    kind = ShardedTrainer if any(map(is_sharded, model.parameters())) else PretrainTrainer
+    kind = PretrainTrainer
+    if any(map(is_sharded, model.parameters())):
+        kind = ShardedTrainer
+    elif compilation is not None and compilation.cuda_graphs:
+        kind = GraphTrainer
     trainer = kind(
         model=model,
         args=arguments,
@@ -196,7 +207,6 @@ def _build_trainer(
         max_eval_batches=config.training.eval_batches,
         keep_checkpoints=config.training.save_total_limit,
         checkpoint_facts=facts,
-        cuda_graphs=config.training.compile and uses_cuda_graphs(config.training.compile_mode),
     )
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
@@ -209,7 +219,11 @@ def _build_trainer(
 
 
 def _announce(
-    trainer: PretrainTrainer, data: RunData, precision: str, resume: ResumePoint | None, compiled: bool
+    trainer: PretrainTrainer,
+    data: RunData,
+    precision: str,
+    resume: ResumePoint | None,
+    compilation: Compilation | None,
 ) -> None:
     if not trainer.args.should_save:
         return
@@ -224,8 +238,10 @@ def _announce(
         f"{arguments.max_steps:,}",
         f"{slots:,}",
     )
-    if compiled:
-        logger.info("the first step compiles the model; compiled code is kept in %s", cache_folder())
+    if compilation is not None:
+        logger.info(
+            "%s; the first step compiles the model, and compiled code is kept in %s", compilation.reason, cache_folder()
+        )
     if resume is not None:
         logger.info("going on from %s", resume.checkpoint)
 

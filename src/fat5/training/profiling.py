@@ -32,6 +32,12 @@ _ATTENTION: tuple[str, ...] = (
     "band_kernel",
 )
 _ATTENTION += ("table_kernel", "buckets_kernel", "bias_kernel", "delta_kernel", "document_tiles", "flex_")
+_ATTENTION += ("prepare_kernel", "finish_kernel", "record_kernel", "setup_kernel")
+# Names that attention's kernels have in common with those of norms and activations. A replayed CUDA graph launches all
+# of a step at once, so that nothing says which of them a kernel is; but the others hold no tiles in shared memory, and
+# for their sums take at most so many bytes.
+_AMBIGUOUS_NAMES = ("forward_kernel", "backward_kernel")
+_BYTES_WITHOUT_TILES = 16_384
 
 
 class Kernel(NamedTuple):
@@ -45,6 +51,8 @@ class Kernel(NamedTuple):
 
 class Profile(NamedTuple):
     """Shares of the time between the first kernel and the last; they add up to 1.
+
+    The profiler itself slows the host down: "idle" is an upper bound of what the device waits without it.
 
     Attributes:
         shares: By kind, and "idle".
@@ -61,8 +69,9 @@ def kind_of(op: str, name: str) -> str:
     """Return what a kernel is for.
 
     Args:
-        op: The attention operator that launched it, or empty. It goes before the name, since a fused attention is
-            matrix products too, and kernels of all sorts bear the same short names.
+        op: The attention operator that launched it, or "attention" where its shared memory tells that one has, or
+            empty. It goes before the name, since a fused attention is matrix products too, and kernels of all sorts
+            bear the same short names.
         name: The kernel's own name.
     """
     lower = name.lower()
@@ -88,6 +97,9 @@ def read_kernels(trace: Path) -> list[Kernel]:
         if event.get("cat") in _DEVICE_WORK:
             launch = launches.get(event.get("args", {}).get("correlation"))
             op = attention.around(*launch) if launch else ""
+            shared_memory = event.get("args", {}).get("shared memory", 0)
+            if event["name"] in _AMBIGUOUS_NAMES and shared_memory > _BYTES_WITHOUT_TILES:
+                op = op or "attention"
             kernels.append(Kernel(op, event["name"], float(event["ts"]), float(event["dur"])))
     return sorted(kernels, key=lambda kernel: kernel.start)
 
@@ -175,7 +187,12 @@ class ProfileCallback(TrainerCallback):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(self.path))
         self.profile = profile_of(read_kernels(self.path))
-        logger.info("profile of %d steps, %s:\n%s", self.steps, self.path, describe_profile(self.profile))
+        logger.info(
+            "profile of %d steps, %s (the profiler slows the host: without it less is idle):\n%s",
+            self.steps,
+            self.path,
+            describe_profile(self.profile),
+        )
 
 
 class _Intervals:

@@ -29,11 +29,7 @@ class ShardedTrainer(PretrainTrainer):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        prepare = self.accelerator.prepare_model
-        # Sharded parameters reduce their own gradients; accelerate would put DistributedDataParallel around them.
-        cast(Any, self.accelerator).prepare_model = lambda model, **_: prepare(
-            model, device_placement=False, evaluation_mode=True
-        )
+        self._leave_unwrapped()
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None

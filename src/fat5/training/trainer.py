@@ -43,7 +43,7 @@ class PretrainTrainer(Trainer):
     - the loss of a step is the sum over its micro-batches and ranks divided by their number of target tokens;
     - a step never makes the host wait for the device; losses are fetched at the logs;
     - logs hold `accuracy`, `z_loss`, `tokens_per_second` and `tokens_seen`, counted in real tokens of both sides; the
-      first step of a process, which compiles, is `warm_up_seconds` and stays out of the speed;
+      first step of a process, which compiles, is `warm_up_seconds` and stays out of the speed (`GraphTrainer`: two);
     - `evaluate` gives cross-entropy (no z-loss, no smoothing) and masked accuracy, overall and by denoiser, and keeps
       no logits;
     - a checkpoint appears under its name only when it is whole.
@@ -56,7 +56,6 @@ class PretrainTrainer(Trainer):
         max_eval_batches: evaluate on at most so many batches a rank; None for all.
         keep_checkpoints: number of checkpoints to keep.
         checkpoint_facts: written into each checkpoint's manifest.
-        cuda_graphs: the model was compiled in a mode that replays CUDA graphs.
         **kwargs: those of `transformers.Trainer`.
     """
 
@@ -70,7 +69,6 @@ class PretrainTrainer(Trainer):
         max_eval_batches: int | None = None,
         keep_checkpoints: int = 2,
         checkpoint_facts: dict[str, Any] | None = None,
-        cuda_graphs: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs)
@@ -80,13 +78,24 @@ class PretrainTrainer(Trainer):
         self.max_eval_batches = max_eval_batches
         self.keep_checkpoints = keep_checkpoints
         self.checkpoint_facts = checkpoint_facts or {}
-        self.cuda_graphs = cuda_graphs
         # FAT5's forward takes num_items_in_batch; said outright, since the Trainer else guesses from the signature.
         self.model_accepts_loss_kwargs = True
         self.output_dir = Path(str(self.args.output_dir))
         self.window = LogWindow(self.args.device)
         self._staging_dir: Path | None = None
-        self.add_callback(TokenClock(self.window))
+        self.add_callback(TokenClock(self.window, self.warm_up_steps))
+
+    @property
+    def warm_up_steps(self) -> int:
+        """Steps of a process that compile or record, and stay out of the speed."""
+        return 1
+
+    def _leave_unwrapped(self) -> None:
+        """Keep accelerate from putting DistributedDataParallel around a model whose ranks meet in another way."""
+        prepare = self.accelerator.prepare_model
+        cast(Any, self.accelerator).prepare_model = lambda model, **_: prepare(
+            model, device_placement=False, evaluation_mode=True
+        )
 
     def get_train_dataloader(self) -> DataLoader:
         """Return the loader of whole batches, one shard a rank, not wrapped by accelerate; always the same one."""
@@ -141,11 +150,12 @@ class PretrainTrainer(Trainer):
         self.window.targets += int(inputs["num_target_tokens"])
         if not cast(nn.Module, self.model).training:  # an evaluation came between; walking all modules takes time
             model.train()
-        if self.cuda_graphs:
-            torch.compiler.cudagraph_mark_step_begin()
         loss = self.compute_loss(model, self._model_inputs(inputs), num_items_in_batch=num_items_in_batch)
-        self.accelerator.backward(loss)
+        self._backward(loss)
         return loss.detach()
+
+    def _backward(self, loss: Tensor) -> None:
+        self.accelerator.backward(loss)
 
     def compute_loss(
         self,
