@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import MaxLengthCriteria, StoppingCriteriaList
 
-from fat5.models import decoding, step_cache
+from fat5.models import decoding, encoder_graph, step_cache
 from tests.models.position_variants import ENCODINGS, make
 
 STEPS = ["host", "device"]
@@ -16,23 +16,36 @@ STEPS = ["host", "device"]
 
 @pytest.fixture
 def captures(monkeypatch):
-    """The steps that were captured, one an entry."""
-    captured = []
+    """What was captured: the encoders, and for each decoder what fills its cache and its step."""
+    captured = {"encoder": [], "decoder": []}
 
-    def record(function, device):
-        captured.append(function)
-        for _ in range(2):  # what buffers hold after a capture has no meaning
-            function()
-        return function
+    def recorder(functions):
+        def record(function, device):
+            functions.append(function)
+            for _ in range(2):  # what buffers hold after a capture has no meaning
+                function()
+            result = function()
+            with torch.inference_mode(False):
+                kept = torch.zeros(result.shape, dtype=result.dtype)
 
-    monkeypatch.setattr(step_cache, "record_graph", record)
+            def replay():
+                kept.copy_(function())  # a graph returns its result in place
+                return kept
+
+            return replay
+
+        return record
+
+    monkeypatch.setattr(step_cache, "record_graph", recorder(captured["decoder"]))
+    monkeypatch.setattr(encoder_graph, "record_graph", recorder(captured["encoder"]))
     return captured
 
 
 @pytest.fixture(params=STEPS)
 def steps(request, monkeypatch, captures):
     if request.param == "device":
-        monkeypatch.setattr(decoding, "can_capture", lambda model: True)
+        for module in (decoding, encoder_graph):
+            monkeypatch.setattr(module, "can_capture", lambda model, stack: True)
     return request.param
 
 
@@ -79,7 +92,9 @@ def test_equals_generate(encoding, holes, steps, captures):
         got = model.generate(**options, cuda_graph=True)
         assert torch.equal(got, want), wish
         assert len(want.unique()) > 3, wish
-    assert bool(captures) == (steps == "device")
+    assert bool(captures["decoder"]) == (steps == "device")
+    looks = holes or encoding == "fire"  # then the encoder has no graph
+    assert bool(captures["encoder"]) == (steps == "device" and not looks)
 
 
 @pytest.mark.parametrize("encoding", ["relative", "alibi"])
@@ -121,21 +136,70 @@ def test_steps_are_reused(steps, captures):
     for length, rows in ((40, 4), (33, 4), (50, 4)):
         inputs = {"input_ids": torch.randint(2, 97, (rows, length))}
         assert torch.equal(model.generate(**inputs, **options, cuda_graph=True), model.generate(**inputs, **options))
-    assert len(captures) == 1
+    assert (len(captures["encoder"]), len(captures["decoder"])) == (1, 2)
     attention, feed_forward = model.decoder.block[1].layer[0].SelfAttention, model.decoder.block[1].layer[2]
     with torch.no_grad():
-        for weight in (attention.v.weight, *(p for p in feed_forward.parameters() if p.ndim == 2)):
+        cross, encoder = model.decoder.block[0].layer[1].EncDecAttention, model.encoder.block[1].layer[1]
+        weights = [attention.v.weight, cross.k.weight, encoder.DenseReluDense.wo.weight]
+        for weight in (*weights, *(p for p in feed_forward.parameters() if p.ndim == 2)):
             weight.mul_(-3)
     assert torch.equal(model.generate(**inputs, **options, cuda_graph=True), model.generate(**inputs, **options))
-    assert len(captures) == 1, "a graph reads changed weights where they are"
+    assert (len(captures["encoder"]), len(captures["decoder"])) == (1, 2), "a graph reads weights where they are"
     block = model.decoder.block[1].layer[2].DenseReluDense
     block.wo.weight = torch.nn.Parameter(-block.wo.weight.detach().clone())
     assert torch.equal(model.generate(**inputs, **options, cuda_graph=True), model.generate(**inputs, **options))
-    assert len(captures) == 2, "weights elsewhere need another graph"
+    assert (len(captures["encoder"]), len(captures["decoder"])) == (1, 4), "weights elsewhere need another graph"
     with torch.inference_mode():
         model.generate(input_ids=torch.randint(2, 97, (2, 5)), **options, cuda_graph=True)
     model.generate(input_ids=torch.randint(2, 97, (2, 5)), **options, cuda_graph=True)
-    assert len(captures) == 3
+    assert (len(captures["encoder"]), len(captures["decoder"])) == (2, 6)
+
+
+@pytest.mark.parametrize("steps", ["device"], indirect=True)
+@pytest.mark.parametrize("encoding", ["relative", "alibi, one-sided", "rotary", "fire", "none"])
+def test_inputs_of_one_size_class_share_the_encoders_graph(steps, captures, encoding):
+    """What an earlier, longer input left in the buffers must not be seen; a full class has a graph without padding."""
+    model = make_model(encoding)
+    options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
+    seen = []
+    for length, padding in ((60, 0), (33, 0), (50, 7), (64, 0), (64, 9)):
+        inputs = {"input_ids": torch.randint(2, 97, (3, length))}
+        if padding:
+            inputs["attention_mask"] = torch.ones(3, length, dtype=torch.int64)
+            inputs["attention_mask"][1, :padding] = inputs["attention_mask"][2, -padding:] = 0
+        want = model.generate(**inputs, **options)
+        assert torch.equal(model.generate(**inputs, **options, cuda_graph=True), want), (length, padding)
+        seen.append(want)
+    assert len(torch.cat(seen).unique()) > 3
+    assert len(captures["encoder"]) == (1 if encoding == "fire" else 2)
+    before = len(captures["encoder"])
+    for length in (70, 140, 33):  # two are kept, so that the last has to be made again
+        inputs = {"input_ids": torch.randint(2, 97, (3, length))}
+        assert torch.equal(model.generate(**inputs, **options, cuda_graph=True), model.generate(**inputs, **options))
+    if encoding != "fire":
+        assert len(captures["encoder"]) == before + 3
+
+
+@pytest.mark.parametrize("steps", ["device"], indirect=True)
+def test_inputs_that_have_no_graph_of_the_encoder(steps, captures):
+    model, inputs = make_model("relative"), batch()
+    options = {"max_new_tokens": 6, "do_sample": False}
+    want = model.generate(**inputs, **options)
+    encoded = model.encoder(**inputs)
+    for given in (
+        {"inputs_embeds": model.shared(inputs["input_ids"]), "attention_mask": inputs["attention_mask"]},
+        {"encoder_outputs": encoded, "attention_mask": inputs["attention_mask"]},
+    ):
+        assert torch.equal(model.generate(**given, **options, cuda_graph=True), want)
+    wish = {"output_hidden_states": True, "return_dict_in_generate": True}
+    got = model.generate(**inputs, **options, **wish, cuda_graph=True)
+    assert torch.equal(got.sequences, want)
+    torch.testing.assert_close(got.encoder_hidden_states[-1], encoded[0])
+    assert not captures["encoder"]
+    pytest.importorskip("accelerate")
+    model.hf_device_map = {"": "cpu"}  # Transformers then puts a hook on what it takes for the encoder
+    assert torch.equal(model.generate(**inputs, **options, cuda_graph=True), want)
+    assert len(captures["encoder"]) == 1
 
 
 class Adapter(torch.nn.Linear):

@@ -1,4 +1,4 @@
-"""CUDA graphs: whether a decoder's step can be one, and making it."""
+"""CUDA graphs: whether a stack's forward can be one, and making it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,24 @@ from fat5.ops.attention.backends import choose_backend, torch_attention
 
 if TYPE_CHECKING:
     from fat5.models.modeling import FAT5ForConditionalGeneration
+    from fat5.models.stack import FAT5Stack
 
 _WARM_UP_STEPS = 2
+LENGTH_STEP = 64
+"""Lengths are rounded up to it, so that calls of similar lengths share buffers and graph."""
 
 
-def can_capture(model: FAT5ForConditionalGeneration) -> bool:
-    """Return whether a step of this model can be a CUDA graph: on a GPU, with attention that never asks the host."""
+def rounded(length: int) -> int:
+    """Return the length of the class that a length belongs to."""
+    return -(-length // LENGTH_STEP) * LENGTH_STEP
+
+
+def can_capture(model: FAT5ForConditionalGeneration, stack: FAT5Stack) -> bool:
+    """Return whether a forward of a stack can be a CUDA graph: on a GPU, with attention that never asks the host."""
     weight = model.shared.weight
     if not weight.is_cuda or model.training or torch.is_autocast_enabled("cuda"):
         return False
-    if any(module._forward_hooks or module._forward_pre_hooks for module in model.decoder.modules()):
+    if any(module._forward_hooks or module._forward_pre_hooks for module in stack.modules()):
         return False  # a graph would call them once, while it is made
     heads = weight.new_empty(1, 1, model.config.num_heads, model.config.d_kv)
     return choose_backend(model.config.attention_backend, heads) is not torch_attention

@@ -13,6 +13,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from fat5.models.cache import CACHE_NAME, TransformersCache, given_cache, mask_with_past, new_cache
 from fat5.models.configuration import FAT5Config
+from fat5.models.encoder_graph import encoder_of_call
 from fat5.models.generation import FAT5GenerationMixin
 from fat5.models.loading import CheckpointLoading
 from fat5.models.outputs import FAT5Seq2SeqOutput
@@ -180,8 +181,8 @@ class FAT5ForConditionalGeneration(FAT5PreTrainedModel, FAT5GenerationMixin):
         self.post_init()
 
     def get_encoder(self, modality: str | None = None) -> FAT5Stack:
-        """Return the encoder's stack."""
-        return self.encoder
+        """Return the encoder's stack; inside `generate(..., cuda_graph=True)` what runs it as a graph."""
+        return cast(FAT5Stack, encoder_of_call(self) or self.encoder)
 
     def get_decoder(self) -> FAT5Stack:
         """Return the decoder's stack."""

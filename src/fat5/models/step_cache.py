@@ -16,7 +16,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 
 from fat5.models.cache import CACHE_NAME
 from fat5.models.cuda_graph import record_graph
-from fat5.models.joined_weights import JoinedWeights
+from fat5.models.joined_weights import JoinedWeights, multiply_into
 from fat5.models.outputs import FAT5Seq2SeqOutput
 from fat5.nn import Attention, KeyValues, SequenceLayout
 
@@ -64,12 +64,16 @@ class StepCache(EncoderDecoderCache):
         self.shape = shape
         self.length = 0
         self._replay: Callable[[], Tensor] | None = None
+        self._replay_filling: Callable[[], Tensor] | None = None
         self._in_graph = False
         rows, heads, layers = shape.batch * shape.beams, (config.num_heads, config.d_kv), len(model.decoder.block)
         with torch.inference_mode(False):  # the buffers outlive the call
             self._own = torch.zeros(layers, 2, rows, shape.target_length, *heads, dtype=shape.dtype, device=device)
             self._cross = torch.zeros(
                 layers, 2, shape.batch, shape.source_length, *heads, dtype=shape.dtype, device=device
+            )
+            self._states = torch.zeros(
+                shape.batch, shape.source_length, config.d_model, dtype=shape.dtype, device=device
             )
             self.tokens = torch.zeros(rows, 1, dtype=torch.int64, device=device)
             self._position = torch.zeros(1, dtype=torch.int64, device=device)
@@ -107,14 +111,14 @@ class StepCache(EncoderDecoderCache):
         """
         self.length = 0
         self._position.zero_()
-        self._joined.refresh()
         length = encoder_states.shape[1]
-        for block, kept in zip(model.decoder.block, self._cross, strict=True):
-            attention = cast(Attention, cast(Any, block).layer[1].EncDecAttention)
-            for buffer, new in zip(kept, attention.keys_and_values(encoder_states), strict=True):
-                buffer[:, :length] = new
-                if source.mask is not None:
-                    buffer[:, length:] = 0  # a bias of -inf would not hide a NaN of an earlier call
+        self._states[:, :length] = encoder_states
+        if length < self.shape.source_length:
+            self._states[:, length:] = 0  # a bias of -inf would not hide a NaN of an earlier call
+        if self._replay_filling is None:
+            self._fill(model)
+        else:
+            self._replay_filling()
         if source.mask is not None:
             self._source_mask.zero_()
             self._source_mask[:, :length] = source.mask
@@ -130,6 +134,15 @@ class StepCache(EncoderDecoderCache):
         elif target.starts is not None:
             self._target_starts.copy_(target.starts)
             self._target_lengths.copy_(self.shape.target_length - target.starts)
+
+    def _fill(self, model: FAT5ForConditionalGeneration) -> Tensor:
+        """Make keys and values of the encoder's states, and copy the joined weights, which may have been trained."""
+        self._joined.refresh()
+        for block, (keys, values) in zip(model.decoder.block, self._cross, strict=True):
+            attention = cast(Attention, cast(Any, block).layer[1].EncDecAttention)
+            multiply_into(attention.k, self._states, keys)
+            multiply_into(attention.v, self._states, values)
+        return self._cross
 
     def forward(self, model: FAT5ForConditionalGeneration) -> Tensor:
         """Return the logits [rows, vocab_size] that follow `tokens`, and add those to the cache, kernel by kernel."""
@@ -151,10 +164,11 @@ class StepCache(EncoderDecoderCache):
             output_hidden_states=output_hidden_states,
         )
 
-    def capture(self, step: Callable[[], Tensor]) -> None:
+    def capture(self, model: FAT5ForConditionalGeneration, step: Callable[[], Tensor]) -> None:
         """Make a graph of `step`, a function of this cache's buffers that returns logits; `replay` then runs it.
 
-        What the buffers hold afterwards has no meaning: `begin` comes after this.
+        And one of what `begin` does with the encoder's states. What the buffers hold afterwards has no meaning: `begin`
+        comes after this.
         """
 
         def on_device() -> Tensor:
@@ -164,6 +178,7 @@ class StepCache(EncoderDecoderCache):
             finally:
                 self._in_graph = False
 
+        self._replay_filling = record_graph(lambda: self._fill(model), self.tokens.device)
         self._replay = record_graph(on_device, self.tokens.device)
 
     @property
