@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import MaxLengthCriteria, StoppingCriteriaList
 
-from fat5.models import decoding, encoder_graph, step_cache
+from fat5.models import decoding, encoder_graph, fused_step, step_cache
 from tests.models.position_variants import ENCODINGS, make
 
 STEPS = ["host", "device"]
@@ -211,22 +211,64 @@ class Adapter(torch.nn.Linear):
 
 def test_layers_that_are_no_plain_weights_are_called(steps):
     model, inputs = make_model("relative"), batch()
-    plain = model.generate(**inputs, max_new_tokens=20, do_sample=False)
+    plain = model.generate(**inputs, max_new_tokens=20, do_sample=False, cuda_graph=True)
     block = model.decoder.block[1]
-    for owner, name in ((block.layer[0].SelfAttention, "v"), (block.layer[2].DenseReluDense, "wi_0")):
+    cross = block.layer[1].EncDecAttention
+    for owner, name in (
+        (cross, "o"),
+        (cross, "k"),
+        (block.layer[0].SelfAttention, "v"),
+        (block.layer[2].DenseReluDense, "wi_0"),
+    ):
         layer = getattr(owner, name)
         adapter = Adapter(layer.in_features, layer.out_features, bias=False)
         adapter.weight = layer.weight
         setattr(owner, name, adapter)
-    want = model.generate(**inputs, max_new_tokens=20, do_sample=False)
-    assert not torch.equal(want, plain)
-    assert torch.equal(model.generate(**inputs, max_new_tokens=20, do_sample=False, cuda_graph=True), want)
+        want = model.generate(**inputs, max_new_tokens=20, do_sample=False)
+        assert not torch.equal(want, plain)
+        assert torch.equal(model.generate(**inputs, max_new_tokens=20, do_sample=False, cuda_graph=True), want)
+
+
+@pytest.fixture
+def fused(monkeypatch):
+    """Number of steps that ran in few kernels."""
+    counted = []
+    original = fused_step.FusedStep.__call__
+    monkeypatch.setattr(fused_step.FusedStep, "__call__", lambda *arguments: counted.append(1) or original(*arguments))
+    return counted
 
 
 @pytest.mark.parametrize("steps", ["device"], indirect=True)
-def test_the_decode_kernel_in_a_step(steps):
-    """Through Triton's interpreter: the kernel that a GPU runs, with its bounds on the device."""
+@pytest.mark.parametrize(
+    ("encoding", "changes", "takes"),
+    [
+        ("relative", {}, True),
+        ("none", {}, True),
+        ("relative", {"relative_attention_per_layer": True}, True),
+        ("relative", {"scale_decoder_outputs": True}, True),
+        ("rotary", {}, False),
+        ("relative", {"feed_forward_proj": "relu"}, False),
+        ("relative", {"feed_forward_proj": "gated-silu"}, False),
+        ("relative", {"kernel_backend": "torch"}, False),
+    ],
+)
+def test_steps_of_few_kernels_where_they_are_the_models_own(steps, fused, encoding, changes, takes):
+    model, inputs = make_model(encoding, **changes), batch()
+    for options in ({}, {"num_beams": 2}, PROMPT | {"decoder_attention_mask": MASK}):
+        options = inputs | {"max_new_tokens": 12, "do_sample": False} | options
+        want = model.generate(**options)
+        assert torch.equal(model.generate(**options, cuda_graph=True), want)
+        assert len(want.unique()) > 3
+    assert bool(fused) == takes
+
+
+@pytest.mark.parametrize("steps", ["device"], indirect=True)
+@pytest.mark.parametrize("few", [True, False])
+def test_the_kernels_in_a_step(steps, monkeypatch, fused, few):
+    """Through Triton's interpreter: the kernels that a GPU runs, with their bounds on the device."""
     pytest.importorskip("triton")
+    if not few:
+        monkeypatch.setattr(step_cache, "takes_model", lambda *_: False)
     model, inputs = make_model("relative", d_kv=16, num_heads=2, num_layers=1, num_decoder_layers=1), batch()
     inputs = {name: value[:2] for name, value in inputs.items()}
     options = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None}
@@ -234,8 +276,10 @@ def test_the_decode_kernel_in_a_step(steps):
     for block in (*model.encoder.block, *model.decoder.block):
         for layer in block.layer[:-1]:
             getattr(layer, "SelfAttention", getattr(layer, "EncDecAttention", None)).backend = "triton"
+    model.config.kernel_backend = model.config.attention_backend = "triton"
     for want, beams in zip(wants, (1, 2), strict=True):
         assert torch.equal(model.generate(**inputs, **options, num_beams=beams, cuda_graph=True), want)
+    assert bool(fused) == few
 
 
 def test_what_a_graph_does_not_do_is_refused():

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fat5.ops.attention.backends import choose_backend, torch_attention
 
@@ -29,10 +29,30 @@ def can_capture(model: FAT5ForConditionalGeneration, stack: FAT5Stack) -> bool:
     weight = model.shared.weight
     if not weight.is_cuda or model.training or torch.is_autocast_enabled("cuda"):
         return False
-    if any(module._forward_hooks or module._forward_pre_hooks for module in stack.modules()):
+    if any(module._forward_hooks or module._forward_pre_hooks for module in _modules(stack)):
         return False  # a graph would call them once, while it is made
     heads = weight.new_empty(1, 1, model.config.num_heads, model.config.d_kv)
     return choose_backend(model.config.attention_backend, heads) is not torch_attention
+
+
+def fingerprint(stack: nn.Module) -> tuple[Hashable, ...]:
+    """Return what a graph of a stack depends on: its modules, whether they have hooks, and where their weights are.
+
+    A graph reads the weights where they are, so that changed values count, and weights that have moved make a new one.
+    """
+    return tuple(
+        (id(module), type(module), bool(module._forward_hooks or module._forward_pre_hooks),
+         *(weight.data_ptr() for weight in module._parameters.values() if weight is not None))
+        for module in _modules(stack)
+    )  # fmt: skip
+
+
+def _modules(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield a module and those inside it, without the names that `Module.modules` makes on the way."""
+    yield module
+    for inner in module._modules.values():
+        if inner is not None:
+            yield from _modules(inner)
 
 
 def record_graph(function: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:

@@ -22,11 +22,12 @@ from transformers.generation import (
 from transformers.utils import ModelOutput
 
 from fat5.models.cache import CACHE_NAME
-from fat5.models.cuda_graph import can_capture, rounded
+from fat5.models.cuda_graph import can_capture, fingerprint, rounded
 from fat5.models.encoder_graph import GraphedEncoder
 from fat5.models.greedy_steps import GreedySettings, GreedySteps, Steps
 from fat5.models.kept import Kept
-from fat5.models.step_cache import StepCache, StepShape
+from fat5.models.step_cache import StepCache
+from fat5.models.step_shape import StepShape
 from fat5.nn import SequenceLayout
 
 if TYPE_CHECKING:
@@ -149,10 +150,7 @@ def _greedy_settings(config: GenerationConfig, criteria: StoppingCriteriaList) -
 def _borrowed_steps(
     model: FAT5ForConditionalGeneration, shape: StepShape, greedy: GreedySettings | None
 ) -> AbstractContextManager[Steps]:
-    """Return a context of steps of this shape, captured where they can be; those of an earlier call if there are any.
-
-    A graph reads the weights where they are, so that changed values count, and weights that have moved make a new one.
-    """
+    """Return a context of steps of this shape, captured where they can be; an earlier call may have left some."""
     capture = can_capture(model, model.decoder)
 
     def make() -> Steps:
@@ -161,5 +159,5 @@ def _borrowed_steps(
             steps.cache.capture(model, lambda: steps.step(model))
         return steps
 
-    weights = (*model.decoder.parameters(), model.lm_head.weight)
-    return _kept.borrowed(model, (shape, greedy, capture, tuple(weight.data_ptr() for weight in weights)), make)
+    key = (shape, greedy, capture, fingerprint(model.decoder), fingerprint(model.lm_head))
+    return _kept.borrowed(model, key, make)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
-from fat5.models.cuda_graph import can_capture, record_graph, rounded
+from fat5.models.cuda_graph import can_capture, fingerprint, record_graph, rounded
 from fat5.models.kept import Kept
 from fat5.models.stack import make_layout
 from fat5.nn import SequenceLayout
@@ -142,8 +142,7 @@ class GraphedEncoder:
             padded=layout.starts is not None or length != rounded(length),
             dtype=self._model.shared.weight.dtype,
         )
-        # A graph reads the weights where they are, so that changed values count.
-        key = (shape, tuple(weight.data_ptr() for weight in encoder.parameters()))
+        key = (shape, fingerprint(encoder))
         graph = self._borrowed.enter_context(_kept.borrowed(self._model, key, lambda: EncoderGraph(self._model, shape)))
         states = graph.encode(input_ids, layout)
         return BaseModelOutput(last_hidden_state=states) if return_dict else (states,)

@@ -1,0 +1,67 @@
+"""The kernels of a step of decoding."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from fat5.ops.step import attention_kernel, attention_launch, choice, choice_kernel, linear_kernel, tiles
+from tests.ops.compilation import ARCHITECTURES, Compilation
+
+KERNELS = {
+    "step linear": linear_kernel.linear_kernel,
+    "step attention": attention_kernel.attention_kernel,
+    "step choice": choice_kernel.choice_kernel,
+}
+_SIZES = {"bf16": 2, "fp16": 2, "fp32": 4}
+_WIDTHS = (64, 512, 768, 1024, 2048)
+
+
+def cases(everything: bool) -> list[Compilation]:
+    """Every width, type and card; or T5's smaller widths on two cards."""
+    if not everything:
+        found = [case for width in (512, 2048) for case in _linear(90, width, "bf16")]
+        found += [*_linear(86, 768, "fp16"), *_attention(90, 64, "bf16"), *_attention(86, 128, "bf16"), _choice(90)]
+        return found
+    found = []
+    for card, width, dtype in itertools.product(ARCHITECTURES, _WIDTHS, ("bf16", "fp16", "fp32")):
+        if dtype != "fp16" or width == 512:
+            found += _linear(card, width, dtype)
+    for card, dim, dtype in itertools.product(ARCHITECTURES, (16, 64, 128, 256), ("bf16", "fp32")):
+        found += _attention(card, dim, dtype)
+    return [*found, *map(_choice, ARCHITECTURES)]
+
+
+def _linear(card: int, width: int, dtype: str) -> Iterator[Compilation]:
+    parts = tiles.parts(width)
+    block_k = max(16, 1 << (-(-width // parts) - 1).bit_length())
+    constants = {
+        "K": width, "PARTS": parts, "BLOCK_K": block_k, "BM": tiles.BM,
+        "CLAMP": dtype == "fp16", "PRECISION": "ieee", "PDL": card >= 90,
+    }  # fmt: skip
+    kinds = dict.fromkeys(("X", "Residual", "Norm", "Weight", "Out", "Total"), dtype) | {"Tokens": None, "eps": "fp32"}
+    plain = kinds | {"Residual": None, "Norm": None, "Total": None}
+    options = {"num_warps": parts}
+    rows = kinds | {"Tokens": "i64", "Residual": None}
+    for types, gate, columns in ((kinds, 0, 512), (kinds, 0, 2048), (kinds, 1, 2048), (plain, 0, 512), (rows, 0, 2048)):
+        shape = {"BN": tiles.columns_of_program(columns), "GATED": gate}
+        yield Compilation("step", "step linear", card, types, constants | shape, options)
+
+
+def _attention(card: int, dim: int, dtype: str) -> Iterator[Compilation]:
+    tensors = dict.fromkeys(("Q", "K", "V", "O", "NewK", "NewV"), dtype) | {"scale": "fp32"}
+    bounds = {"Positions": "i64", "KeyStarts": "i64", "KeyLengths": "i64"}
+    block_n, warps = attention_launch.tile(512, dim, _SIZES[dtype])
+    constants = {"BN": block_n, "D": dim, "BLOCK_D": dim, "RADIUS": 113, "ASM": True, "PDL": card >= 90}
+    options = {"num_warps": warps}
+    own = tensors | bounds | {"Table": "fp32"}
+    cross = tensors | bounds | {"Table": None, "NewK": None, "NewV": None, "Positions": None}
+    for types in (own, cross):
+        yield Compilation("step", "step attention", card, types, constants, options)
+
+
+def _choice(card: int) -> Compilation:
+    numbers = ("Tokens", "Sequences", "Places", "Lengths", "Eos", "pad_token_id")
+    types = {"Logits": "bf16", "Ended": "i1"} | dict.fromkeys(numbers, "i64")
+    constants = {"BLOCK": choice.BLOCK, "BLOCK_EOS": 1}
+    return Compilation("step", "step choice", card, types, constants, {"num_warps": choice.WARPS})
