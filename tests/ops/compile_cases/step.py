@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+from fat5.ops.attention.tiles import SHARED_MEMORY
 from fat5.ops.step import attention_kernel, attention_launch, choice, choice_kernel, linear_kernel, tiles
 from tests.ops.compilation import ARCHITECTURES, Compilation
 
@@ -14,6 +15,7 @@ KERNELS = {
     "step choice": choice_kernel.choice_kernel,
 }
 _SIZES = {"bf16": 2, "fp16": 2, "fp32": 4}
+MAX_SPILLED_FLOAT32 = 256  # the exact path, without matrix units
 _WIDTHS = (64, 512, 768, 1024, 2048)
 
 
@@ -33,19 +35,20 @@ def cases(everything: bool) -> list[Compilation]:
 
 
 def _linear(card: int, width: int, dtype: str) -> Iterator[Compilation]:
-    parts = tiles.parts(width)
-    block_k = max(16, 1 << (-(-width // parts) - 1).bit_length())
     constants = {
-        "K": width, "PARTS": parts, "BLOCK_K": block_k, "BM": tiles.BM,
-        "CLAMP": dtype == "fp16", "PRECISION": "ieee", "PDL": card >= 90,
+        "K": width, "BM": tiles.BM, "CLAMP": dtype == "fp16", "PRECISION": "ieee", "PDL": card >= 90,
     }  # fmt: skip
     kinds = dict.fromkeys(("X", "Residual", "Norm", "Weight", "Out", "Total"), dtype) | {"Tokens": None, "eps": "fp32"}
     plain = kinds | {"Residual": None, "Norm": None, "Total": None}
-    options = {"num_warps": parts}
     rows = kinds | {"Tokens": "i64", "Residual": None}
     for types, gate, columns in ((kinds, 0, 512), (kinds, 0, 2048), (kinds, 1, 2048), (plain, 0, 512), (rows, 0, 2048)):
-        shape = {"BN": tiles.columns_of_program(columns), "GATED": gate}
-        yield Compilation("step", "step linear", card, types, constants | shape, options)
+        tile, size = tiles.linear_tile(width, columns, _SIZES[dtype]), _SIZES[dtype]
+        if tile.shared_memory(size, gated=gate != 0) > SHARED_MEMORY[card]:
+            continue  # `linear_refusal`
+        shape = {"BN": tile.columns, "PARTS": tile.parts, "BLOCK_K": tile.block_k, "GATED": gate}
+        spills = 16 if size == 2 else MAX_SPILLED_FLOAT32
+        options = {"num_warps": tile.parts}
+        yield Compilation("step", "step linear", card, types, constants | shape, options, max_spilled=spills)
 
 
 def _attention(card: int, dim: int, dtype: str) -> Iterator[Compilation]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,7 @@ from torch import Tensor
 from fat5.ops.activation import gated_gelu
 from fat5.ops.kernels_or_torch import HAS_TRITON, takes_kernels
 from fat5.ops.norm import add_residual, add_rms_norm, rms_norm
-from fat5.ops.step.tiles import BM, MOST_COLUMNS
+from fat5.ops.step.tiles import linear_tile
 
 if HAS_TRITON:
     from fat5.ops.step.linear_launch import run_linear
@@ -82,8 +83,7 @@ def linear_refusal(width: int, dtype: torch.dtype, device: torch.device, *, gate
     """Return why the kernel of `step_linear` does not take inputs of this width, or None if it does."""
     if width > MAX_INPUTS:
         return f"its kernel takes inputs of up to {MAX_INPUTS:,} columns, not {width}"
-    rows = BM + (2 if gated else 1) * MOST_COLUMNS
-    needed = rows * max(64, 1 << (width - 1).bit_length()) * dtype.itemsize
+    needed = linear_tile(width, sys.maxsize, dtype.itemsize).shared_memory(dtype.itemsize, gated=gated)
     room = _SHARED_MEMORY
     if device.type == "cuda":
         room = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", room)

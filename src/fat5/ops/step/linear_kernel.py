@@ -36,7 +36,7 @@ def linear_kernel(
     weight = tl.load(Weight, mask=inside, other=0.0)
     up_weight = weight
     if GATED != NOT_GATED:
-        up_weight = tl.load(Weight + num_columns.to(tl.int64) * K, mask=inside, other=0.0)
+        up_weight = tl.load(Weight + tl.cast(num_columns, tl.int64) * K, mask=inside, other=0.0)
     gain = 1.0
     if Norm is not None:
         gain = tl.load(Norm + across, mask=across < K, other=0.0).to(tl.float32)

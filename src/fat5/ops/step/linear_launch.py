@@ -9,7 +9,7 @@ from torch import Tensor
 from fat5.ops.dependent_launch import dependent_launch, follower_options
 from fat5.ops.launching import on_device
 from fat5.ops.step.linear_kernel import ERF, NOT_GATED, TANH, linear_kernel
-from fat5.ops.step.tiles import BM, columns_of_program, parts
+from fat5.ops.step.tiles import BM, linear_tile
 
 _GATES = {None: NOT_GATED.value, "tanh": TANH.value, "none": ERF.value}
 
@@ -34,14 +34,13 @@ def run_linear(
     x = x if x.stride(1) == 1 else x.contiguous()
     if residual is not None and residual.stride(1) != 1:
         residual = residual.contiguous()
-    block_k = max(16, triton.next_power_of_2(triton.cdiv(width, parts(width))))
-    block_n = columns_of_program(columns)
+    tile = linear_tile(width, columns, x.element_size())
     with on_device(out):
-        linear_kernel[(triton.cdiv(columns, block_n), triton.cdiv(rows, BM))](
+        linear_kernel[(triton.cdiv(columns, tile.columns), triton.cdiv(rows, BM))](
             x, tokens, residual, norm, weight.contiguous(), out, total if makes_sum else None, x.stride(0),
             0 if residual is None else residual.stride(0), rows, columns, eps,
-            K=width, PARTS=parts(width), BLOCK_K=block_k, BM=BM, BN=block_n, GATED=_GATES[approximate],
+            K=width, PARTS=tile.parts, BLOCK_K=tile.block_k, BM=BM, BN=tile.columns, GATED=_GATES[approximate],
             CLAMP=x.dtype == torch.float16, PRECISION="tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee",
-            PDL=dependent_launch(out.device), num_warps=parts(width), **follower_options(out.device),
+            PDL=dependent_launch(out.device), num_warps=tile.parts, **follower_options(out.device),
         )  # fmt: skip
     return out, total
