@@ -325,3 +325,28 @@ def test_captured_steps_equal_generate(encoding, dtype):
                 logits = model(**inputs, decoder_input_ids=got[:, :-1]).logits.float()
             chosen = logits.gather(-1, got[:, 1:, None])[..., 0]
             assert (logits.amax(-1) - chosen).max() < 0.05 * logits.std()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("encoding", ["relative", "alibi, one-sided", "rotary"])
+def test_captured_encoders_equal_generate(encoding, fused):
+    """Inputs of several lengths and paddings after each other; graphs are kept, and read trained weights."""
+    model = make_model(encoding, d_kv=64, num_heads=4, d_model=128).cuda()
+    options = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
+    seen = []
+    for length, padding in ((100, 0), (128, 0), (70, 9), (128, 30), (40, 0), (300, 1), (100, 0)):
+        inputs = {"input_ids": torch.randint(2, 97, (3, length), device="cuda")}
+        if padding:
+            mask = torch.ones(3, length, dtype=torch.int64, device="cuda")
+            mask[1, :padding] = mask[2, -padding:] = 0
+            inputs["attention_mask"] = mask
+        want = model.generate(**inputs, **options)
+        for _ in range(2):
+            assert torch.equal(model.generate(**inputs, **options, cuda_graph=True), want), (length, padding)
+        seen.append(want.flatten())
+        with torch.no_grad():
+            model.encoder.block[0].layer[1].DenseReluDense.wo.weight.mul_(-1.1)
+    assert len(torch.cat(seen).unique()) > 10
+    assert len(encoder_graph._kept._of_model[model]) == 2
+    assert bool(fused) == (encoding == "relative")
