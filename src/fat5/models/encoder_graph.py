@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fat5.models.modeling import FAT5ForConditionalGeneration
 
 _KEPT_GRAPHS = 2
+_MOST_TOKENS = 65_536  # beyond, the host is faster than the GPU, and a graph would keep its memory for nothing
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class GraphedEncoder:
         layout = self.source = make_layout(input_ids.shape, attention_mask, None, None)
         more = config.output_hidden_states if output_hidden_states is None else output_hidden_states
         more = more or (config.output_attentions if output_attentions is None else output_attentions)
-        if more or not self._has_graph(layout, input_ids.shape[1]):
+        if more or not self._has_graph(layout, *input_ids.shape):
             return encoder(
                 input_ids=input_ids,
                 layout=layout,
@@ -147,8 +148,10 @@ class GraphedEncoder:
         states = graph.encode(input_ids, layout)
         return BaseModelOutput(last_hidden_state=states) if return_dict else (states,)
 
-    def _has_graph(self, layout: SequenceLayout, length: int) -> bool:
-        if layout.mask is not None or not can_capture(self._model, self._model.encoder):
+    def _has_graph(self, layout: SequenceLayout, batch: int, length: int) -> bool:
+        if layout.mask is not None or batch * rounded(length) > _MOST_TOKENS:
+            return False
+        if not can_capture(self._model, self._model.encoder):
             return False
         # FIRE's positions depend on whether any row starts with padding, at which an eager forward looks.
         return self._model.config.position_encoding != "fire" or (layout.starts is None and length == rounded(length))

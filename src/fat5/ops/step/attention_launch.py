@@ -10,18 +10,18 @@ from fat5.ops.dependent_launch import dependent_launch, follower_options
 from fat5.ops.launching import on_device
 from fat5.ops.step.attention_kernel import attention_kernel
 
-_TILE_ELEMENTS = 16_384
-"""Of the keys of a tile, and as many of its values: with two tiles on their way 128 KB a program in half precision."""
+_TILE_BYTES = 32_768
+"""Of the keys of a tile, and as many of its values: with two tiles on their way 128 KB a program."""
 
-_WARP_ELEMENTS = 2_048
+_WARP_BYTES = 4_096  # 32 registers a thread for each of the four tensors
 _MIN_KEYS, _MAX_KEYS = 16, 256
 
 
 def tile(num_keys: int, block_d: int, itemsize: int) -> tuple[int, int]:
     """Return the keys of a tile, and its warps: all keys in two tiles, or as many as the registers hold."""
-    most = min(_MAX_KEYS, _TILE_ELEMENTS * 2 // (block_d * max(2, itemsize)))
+    most = min(_MAX_KEYS, _TILE_BYTES // (block_d * itemsize))
     keys = max(_MIN_KEYS, min(most, triton.next_power_of_2(triton.cdiv(num_keys, 2))))
-    return keys, max(1, min(8, keys * block_d // _WARP_ELEMENTS))
+    return keys, max(1, min(8, keys * block_d * itemsize // _WARP_BYTES))
 
 
 def run_attention(
