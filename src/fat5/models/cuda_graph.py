@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,19 +40,19 @@ def fingerprint(stack: nn.Module) -> tuple[Hashable, ...]:
 
     A graph reads the weights where they are, so that changed values count, and weights that have moved make a new one.
     """
-    return tuple(
-        (id(module), type(module), bool(module._forward_hooks or module._forward_pre_hooks),
-         *(weight.data_ptr() for weight in module._parameters.values() if weight is not None))
-        for module in _modules(stack)
-    )  # fmt: skip
+    found: list[Hashable] = []
+    for module in _modules(stack):
+        found += [id(module), type(module), bool(module._forward_hooks or module._forward_pre_hooks)]
+        found += [weight.data_ptr() for weight in module._parameters.values() if weight is not None]
+    return tuple(found)
 
 
-def _modules(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield a module and those inside it, without the names that `Module.modules` makes on the way."""
-    yield module
-    for inner in module._modules.values():
-        if inner is not None:
-            yield from _modules(inner)
+def _modules(stack: nn.Module) -> list[nn.Module]:
+    """Return a module and those inside it, without the names that `Module.modules` makes on the way."""
+    found = [stack]
+    for module in found:
+        found += [inner for inner in module._modules.values() if inner is not None]
+    return found
 
 
 def record_graph(function: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
