@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -35,12 +35,12 @@ def can_capture(model: FAT5ForConditionalGeneration, stack: FAT5Stack) -> bool:
     return choose_backend(model.config.attention_backend, heads) is not torch_attention
 
 
-def fingerprint(stack: nn.Module) -> tuple[Hashable, ...]:
+def fingerprint(stack: nn.Module) -> tuple[Any, ...]:
     """Return what a graph of a stack depends on: its modules, whether they have hooks, and where their weights are.
 
     A graph reads the weights where they are, so that changed values count, and weights that have moved make a new one.
     """
-    found: list[Hashable] = []
+    found: list[Any] = []
     for module in _modules(stack):
         found += [id(module), type(module), bool(module._forward_hooks or module._forward_pre_hooks)]
         found += [weight.data_ptr() for weight in module._parameters.values() if weight is not None]
