@@ -263,7 +263,7 @@ class FAT5ForConditionalGeneration(FAT5PreTrainedModel, FAT5GenerationMixin):
         source = token_shape(input_ids, inputs_embeds) if encoder_outputs is None else encoder_outputs[0].shape[:-1]
         encoder_layout = (
             source_layout(cache, source, attention_mask)
-            if cu_seqlens is None
+            if cu_seqlens is None and max_seqlen is None
             else make_layout(source, attention_mask, cu_seqlens, max_seqlen)
         )
         if encoder_outputs is None:
