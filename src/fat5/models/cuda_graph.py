@@ -29,6 +29,8 @@ def can_capture(model: FAT5ForConditionalGeneration, stack: FAT5Stack) -> bool:
     weight = model.shared.weight
     if not weight.is_cuda or model.training or torch.is_autocast_enabled("cuda"):
         return False
+    if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
+        return False  # a graph belongs to one device
     if any(module._forward_hooks or module._forward_pre_hooks for module in _modules(stack)):
         return False  # a graph would call them once, while it is made
     heads = weight.new_empty(1, 1, model.config.num_heads, model.config.d_kv)
