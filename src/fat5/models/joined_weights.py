@@ -1,4 +1,4 @@
-"""Weights of a decoder, one below the other where they are multiplied with the same input, and products in place."""
+"""Weights of a decoder that are multiplied with the same input, one below the other."""
 
 from __future__ import annotations
 
@@ -51,17 +51,6 @@ class JoinedWeights:
         """Copy the weights again: they may have been trained."""
         for linears, joined in self._sources:
             torch.cat([linear.weight for linear in linears], out=joined)
-
-
-@torch.no_grad()
-def multiply_into(linear: nn.Module, states: Tensor, out: Tensor) -> None:
-    """Write what a linear layer makes of states [..., d_model] into a contiguous tensor of as many elements."""
-    plain = _is_plain(linear) and not torch.is_autocast_enabled(states.device.type)
-    if plain and cast(nn.Linear, linear).weight.dtype == states.dtype == out.dtype:
-        weight = cast(nn.Linear, linear).weight
-        torch.mm(states.flatten(0, -2), weight.t(), out=out.view(-1, weight.shape[0]))
-    else:
-        out.copy_(linear(states).view(out.shape))
 
 
 def _is_plain(linear: nn.Module) -> bool:

@@ -17,8 +17,9 @@ from transformers import DynamicCache, EncoderDecoderCache
 from fat5.models.cache import CACHE_NAME
 from fat5.models.cuda_graph import record_graph
 from fat5.models.fused_step import FusedStep, takes_model
-from fat5.models.joined_weights import JoinedWeights, multiply_into
+from fat5.models.joined_weights import JoinedWeights
 from fat5.models.outputs import FAT5Seq2SeqOutput
+from fat5.models.products import multiply_into
 from fat5.models.step_shape import StepShape
 from fat5.nn import Attention, KeyValues, SequenceLayout
 

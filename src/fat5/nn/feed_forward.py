@@ -20,8 +20,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """Activations by the names that T5 configurations use; `gelu_new` is the tanh approximation."""
 
-GATED_GELUS = {"gelu": "none", "gelu_new": "tanh"}
-"""Those that `fat5.ops.gated_gelu` has, by its name for them."""
+_GATED_GELUS = {"gelu": "none", "gelu_new": "tanh"}
 
 
 class FeedForward(nn.Module):
@@ -86,6 +85,6 @@ class FeedForward(nn.Module):
             gate, up = self.wi_0(hidden_states), self.wi_1(hidden_states)
         else:
             gate, up = F.linear(hidden_states, joined).chunk(2, -1)
-        if self.activation in GATED_GELUS:
-            return gated_gelu(gate, up, approximate=GATED_GELUS[self.activation], backend=self.backend)
+        if self.activation in _GATED_GELUS:
+            return gated_gelu(gate, up, approximate=_GATED_GELUS[self.activation], backend=self.backend)
         return ACTIVATIONS[self.activation](gate) * up
