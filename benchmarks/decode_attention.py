@@ -14,8 +14,11 @@ from benchmarks.bandwidth import moved_bytes
 from benchmarks.subject import GateError, Phase, Prepared, Subject
 from fat5.ops import RelativeBias, flash_attention
 from fat5.ops.attention.reference import attention_reference
+from fat5.ops.step import step_attention
 
-NAMES = ("fat5", "sdpa")
+NAMES = ("fat5", "fat5-step", "sdpa")
+"""`fat5-step` is the kernel of one query a row, which in self-attention stores its key and value, too."""
+
 YARDSTICK = "sdpa"
 _FACTOR, _LARGEST_LIMIT = 2.0, 0.1
 
@@ -67,6 +70,8 @@ def subjects(step: Step, dtype: torch.dtype, device: torch.device, copy: float |
         copy: GB/s of a copy on this device.
     """
     for name in (YARDSTICK, *(n for n in NAMES if n != YARDSTICK)):
+        if name == "fat5-step" and step.queries > 1:
+            continue
         yield Subject(
             implementation=name,
             parameters={"table": "decode", **asdict(step), "dtype": str(dtype).removeprefix("torch.")},
@@ -84,7 +89,7 @@ def _prepare(name: str, step: Step, dtype: torch.dtype, device: torch.device, co
     if step.kind == "self":
         bias = RelativeBias(torch.randn(32, step.heads, device=device), bidirectional=False).by_distance()
         arguments |= {"bias": bias, "causal": True, "query_offset": torch.full((step.batch,), used - 1, device=device)}
-    run = {"fat5": _fat5, "sdpa": _sdpa}[name](q, k, v, arguments, used)
+    run = {"fat5": _fat5, "fat5-step": _step, "sdpa": _sdpa}[name](q, k, v, arguments, used)
 
     def check() -> float:
         exact = attention_reference(q.double(), k.double(), v.double(), **arguments)
@@ -101,6 +106,17 @@ def _prepare(name: str, step: Step, dtype: torch.dtype, device: torch.device, co
 
 def _fat5(q: Tensor, k: Tensor, v: Tensor, arguments: dict[str, Any], used: int) -> Callable[[], Tensor]:
     return lambda: flash_attention(q, k, v, **arguments)
+
+
+def _step(q: Tensor, k: Tensor, v: Tensor, arguments: dict[str, Any], used: int) -> Callable[[], Tensor]:
+    query, scale = q[:, 0], arguments["softmax_scale"]
+    if "bias" not in arguments:
+        return lambda: step_attention(query, k, v, softmax_scale=scale)[:, None]
+    positions, table = arguments["query_offset"], arguments["bias"].table
+    new = k[:, used - 1].clone(), v[:, used - 1].clone()
+    return lambda: step_attention(
+        query, k, v, new=new, positions=positions, table=table, softmax_scale=scale
+    )[:, None]  # fmt: skip
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, arguments: dict[str, Any], used: int) -> Callable[[], Tensor]:

@@ -6,6 +6,7 @@ from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.generation.utils import ALL_CACHE_NAMES
 
 from fat5.models.generation import _check_static_inputs
+from fat5.nn import SequenceLayout
 from tests.models.position_variants import ENCODINGS, make
 
 CACHE = "cache" if "cache" in ALL_CACHE_NAMES else "past_key_values"
@@ -106,6 +107,33 @@ def test_keys_and_values_of_the_encoder_are_made_once(options):
         block.layer[1].EncDecAttention.k.register_forward_hook(lambda *_: made.append(1))
     model.generate(input_ids=batch()[0], max_new_tokens=9, eos_token_id=None, **options)
     assert len(made) == len(model.decoder.block)
+
+
+def test_the_encoders_mask_is_read_once_a_generation(monkeypatch):
+    """It does not change from step to step, and a look at it waits for a GPU. Another mask is another look."""
+    model = make("relative")
+    torch.nn.init.normal_(model.lm_head.weight)
+    ids, mask, decoder_ids, _ = batch()
+    looks, original = [], SequenceLayout.from_attention_mask
+    monkeypatch.setattr(
+        SequenceLayout, "from_attention_mask", lambda given: looks.append(given is mask) or original(given)
+    )
+    options = {"max_new_tokens": 9, "do_sample": False, "eos_token_id": None}
+    model.generate(input_ids=ids, attention_mask=mask, **options)
+    assert sum(looks) == 2, "once for the encoder, and once for the decoder"
+    encoded = model.encoder(input_ids=ids, attention_mask=mask)
+    cache = None
+    for change in (False, True):
+        if change:
+            mask[:, 5:] = 0
+        out = model(encoder_outputs=encoded, attention_mask=mask, decoder_input_ids=decoder_ids[:, :1], use_cache=True,
+                    **{CACHE: cache})  # fmt: skip
+        cache = out[CACHE]
+    plain = model(encoder_outputs=encoded, attention_mask=mask, decoder_input_ids=decoder_ids[:, :1]).logits
+    assert not torch.allclose(out.logits, plain), "the cache's first token was seen with the mask before"
+    again = model(encoder_outputs=encoded, attention_mask=mask.clone(), decoder_input_ids=decoder_ids[:, :1],
+                  use_cache=True)  # fmt: skip
+    torch.testing.assert_close(again.logits, plain)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "static"])

@@ -1,30 +1,60 @@
-"""CUDA graphs: whether a decoder's step can be one, and making it."""
+"""CUDA graphs: whether a stack's forward can be one, and making it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fat5.ops.attention.backends import choose_backend, torch_attention
 
 if TYPE_CHECKING:
     from fat5.models.modeling import FAT5ForConditionalGeneration
+    from fat5.models.stack import FAT5Stack
 
 _WARM_UP_STEPS = 2
+LENGTH_STEP = 64
+"""Lengths are rounded up to it, so that calls of similar lengths share buffers and graph."""
 
 
-def can_capture(model: FAT5ForConditionalGeneration) -> bool:
-    """Return whether a step of this model can be a CUDA graph: on a GPU, with attention that never asks the host."""
+def rounded(length: int) -> int:
+    """Return the length of the class that a length belongs to."""
+    return -(-length // LENGTH_STEP) * LENGTH_STEP
+
+
+def can_capture(model: FAT5ForConditionalGeneration, stack: FAT5Stack) -> bool:
+    """Return whether a forward of a stack can be a CUDA graph: on a GPU, with attention that never asks the host."""
     weight = model.shared.weight
     if not weight.is_cuda or model.training or torch.is_autocast_enabled("cuda"):
         return False
-    if any(module._forward_hooks or module._forward_pre_hooks for module in model.decoder.modules()):
+    if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
+        return False  # a graph belongs to one device
+    if any(module._forward_hooks or module._forward_pre_hooks for module in _modules(stack)):
         return False  # a graph would call them once, while it is made
     heads = weight.new_empty(1, 1, model.config.num_heads, model.config.d_kv)
     return choose_backend(model.config.attention_backend, heads) is not torch_attention
+
+
+def fingerprint(stack: nn.Module) -> tuple[Any, ...]:
+    """Return what a graph of a stack depends on: its modules, whether they have hooks, and where their weights are.
+
+    A graph reads the weights where they are, so that changed values count, and weights that have moved make a new one.
+    """
+    found: list[Any] = []
+    for module in _modules(stack):
+        found += [id(module), type(module), bool(module._forward_hooks or module._forward_pre_hooks)]
+        found += [weight.data_ptr() for weight in module._parameters.values() if weight is not None]
+    return tuple(found)
+
+
+def _modules(stack: nn.Module) -> list[nn.Module]:
+    """Return a module and those inside it, without the names that `Module.modules` makes on the way."""
+    found = [stack]
+    for module in found:
+        found += [inner for inner in module._modules.values() if inner is not None]
+    return found
 
 
 def record_graph(function: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:

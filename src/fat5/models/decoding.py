@@ -7,11 +7,8 @@ step as a graph.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from torch import Tensor
 from transformers.generation import (
@@ -25,16 +22,18 @@ from transformers.generation import (
 from transformers.utils import ModelOutput
 
 from fat5.models.cache import CACHE_NAME
-from fat5.models.cuda_graph import can_capture
+from fat5.models.cuda_graph import can_capture, fingerprint, rounded
+from fat5.models.encoder_graph import GraphedEncoder
 from fat5.models.greedy_steps import GreedySettings, GreedySteps, Steps
-from fat5.models.step_cache import StepCache, StepShape
+from fat5.models.kept import Kept
+from fat5.models.step_cache import StepCache
+from fat5.models.step_shape import StepShape
 from fat5.nn import SequenceLayout
 
 if TYPE_CHECKING:
     from fat5.models.modeling import FAT5ForConditionalGeneration
 
-_LENGTH_STEP = 64  # lengths are rounded up to it, so that calls of similar lengths share buffers and graph
-_KEPT_CACHES = 2
+_KEPT_STEPS = 2
 
 _MODES = {
     GenerationMode.GREEDY_SEARCH: "_sample",
@@ -42,7 +41,7 @@ _MODES = {
     GenerationMode.BEAM_SEARCH: "_beam_search",
     GenerationMode.BEAM_SAMPLE: "_beam_search",
 }
-_kept: WeakKeyDictionary[Any, OrderedDict[tuple, Steps]] = WeakKeyDictionary()
+_kept: Kept[Steps] = Kept(_KEPT_STEPS)
 
 
 def check_arguments(arguments: dict[str, Any]) -> None:
@@ -68,6 +67,7 @@ def decode(
     generation_config: GenerationConfig,
     synced_gpus: bool = False,
     streamer: Any = None,
+    encoder: GraphedEncoder | None = None,
     **model_kwargs: Any,
 ) -> Tensor | ModelOutput:
     """Generate; called by Transformers' `generate` with all that it has prepared.
@@ -95,7 +95,9 @@ def decode(
     beams = max(generation_config.num_beams, generation_config.num_return_sequences)
     encoder_states: Tensor = model_kwargs["encoder_outputs"][0][::beams]
     mask, prompt_mask = (model_kwargs.get(name) for name in ("attention_mask", "decoder_attention_mask"))
-    source = SequenceLayout.from_attention_mask(None if mask is None else mask[::beams])
+    source = None if encoder is None else encoder.source
+    if source is None:
+        source = SequenceLayout.from_attention_mask(None if mask is None else mask[::beams])
     target = SequenceLayout.from_attention_mask(prompt_mask)
     if target.starts is not None and prompt_mask is not None and not prompt_mask[:, -1].all():
         target = SequenceLayout(mask=prompt_mask.bool())  # padding at the end of a prompt is a hole before what follows
@@ -111,8 +113,8 @@ def decode(
     shape = StepShape(
         batch=encoder_states.shape[0],
         beams=beams,
-        source_length=_rounded(encoder_states.shape[1]),
-        target_length=_rounded(generation_config.max_length),
+        source_length=rounded(encoder_states.shape[1]),
+        target_length=rounded(generation_config.max_length),
         source_holes=source.mask is not None,
         target_padding="holes" if target.mask is not None else "none" if target.starts is None else "start",
         dtype=encoder_states.dtype,
@@ -139,34 +141,23 @@ def decode(
     return result
 
 
-def _rounded(length: int) -> int:
-    return -(-length // _LENGTH_STEP) * _LENGTH_STEP
-
-
 def _greedy_settings(config: GenerationConfig, criteria: StoppingCriteriaList) -> GreedySettings:
     eos = [token for c in criteria if isinstance(c, EosTokenCriteria) for token in c.eos_token_id.flatten().tolist()]
     pad = getattr(config, "_pad_token_tensor", None)  # what Transformers fills ended rows with
     return GreedySettings(tuple(eos), 0 if pad is None else int(pad))
 
 
-@contextmanager
 def _borrowed_steps(
     model: FAT5ForConditionalGeneration, shape: StepShape, greedy: GreedySettings | None
-) -> Iterator[Steps]:
-    """Yield steps of this shape, captured where they can be; those of an earlier call if there are any.
+) -> AbstractContextManager[Steps]:
+    """Return a context of steps of this shape, captured where they can be; an earlier call may have left some."""
+    capture = can_capture(model, model.decoder)
 
-    They are nobody else's meanwhile: a second thread makes its own. A graph reads the weights where they are, so
-    that changed values count, and weights that have moved make a new one.
-    """
-    weights = (*model.decoder.parameters(), model.lm_head.weight)
-    key = (shape, greedy, can_capture(model), tuple(weight.data_ptr() for weight in weights))
-    kept = _kept.setdefault(model, OrderedDict())
-    steps = kept.pop(key, None)
-    if steps is None:
+    def make() -> Steps:
         steps = Steps(StepCache(model, shape)) if greedy is None else GreedySteps(StepCache(model, shape), greedy)
-        if can_capture(model):
-            steps.cache.capture(lambda: steps.step(model))
-    yield steps
-    kept[key] = steps
-    while len(kept) > _KEPT_CACHES:
-        kept.popitem(last=False)
+        if capture:
+            steps.cache.capture(model, lambda: steps.step(model))
+        return steps
+
+    key = (shape, greedy, capture, fingerprint(model.decoder), fingerprint(model.lm_head))
+    return _kept.borrowed(model, key, make)

@@ -13,6 +13,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from fat5.models.cache import CACHE_NAME, given_cache
 from fat5.models.decoding import check_arguments, decode
+from fat5.models.encoder_graph import graphed_encoder
 from fat5.models.step_cache import StepCache
 from fat5.nn import SequenceLayout
 
@@ -36,9 +37,9 @@ class FAT5GenerationMixin(GenerationMixin):
             inputs: Encoder tokens; also `input_ids=`.
             generation_config: Settings.
             *args: What else Transformers' `generate` takes by position.
-            cuda_graph: Run each decoder step as one CUDA graph over a cache of fixed addresses. The first call of a
-                shape captures it, later calls reuse it, also for shorter inputs of its size class. Without a GPU, or
-                with a model that a graph cannot hold, the same loop runs without a graph.
+            cuda_graph: Run the encoder as one CUDA graph, and each decoder step over a cache of fixed addresses. The
+                first call of a shape captures them, later calls reuse them, also for inputs of other lengths of its
+                size class. Without a GPU, or with a model that a graph cannot hold, the same loop runs without a graph.
             **kwargs: Settings, and inputs of the model.
 
         Raises:
@@ -48,8 +49,9 @@ class FAT5GenerationMixin(GenerationMixin):
             return super().generate(inputs, generation_config, *args, **kwargs)
         named = dict(zip(_POSITIONAL, args, strict=False)) | kwargs
         check_arguments(named)
-        loop = partial(decode, streamer=named.get("streamer"))
-        return super().generate(inputs, generation_config, *args, custom_generate=loop, **kwargs)
+        with graphed_encoder(cast(Any, self)) as encoder:
+            loop = partial(decode, streamer=named.get("streamer"), encoder=encoder)
+            return super().generate(inputs, generation_config, *args, custom_generate=loop, **kwargs)
 
     def prepare_inputs_for_generation(
         self,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fat5.models.step_cache import StepCache
+from fat5.ops.step.choice import Rows, choose_next
 
 if TYPE_CHECKING:
     from fat5.models.modeling import FAT5ForConditionalGeneration
@@ -53,40 +54,33 @@ class GreedySteps(Steps):
         self.settings = settings
         rows, device = cache.tokens.shape[0], cache.tokens.device
         with torch.inference_mode(False):  # the buffers outlive the call
-            self._sequences = torch.zeros(rows, cache.shape.target_length + 1, dtype=torch.int64, device=device)
-            self._place = torch.zeros(1, dtype=torch.int64, device=device)
-            self._ended = torch.zeros(rows, 1, dtype=torch.bool, device=device)
-            self._running = torch.ones((), dtype=torch.bool, device=device)
-            self._count = torch.zeros((), dtype=torch.int64, device=device)
+            places, lengths = torch.zeros(2, rows, dtype=torch.int64, device=device)
+            self._rows = Rows(
+                tokens=cache.tokens,
+                sequences=torch.zeros(rows, cache.shape.target_length + 1, dtype=torch.int64, device=device),
+                places=places,
+                lengths=lengths,
+                ended=torch.zeros(rows, dtype=torch.bool, device=device),
+            )
             self._eos = torch.tensor(settings.eos_token_ids, dtype=torch.int64, device=device)
 
     def step(self, model: FAT5ForConditionalGeneration) -> Tensor:
         """Choose the token after the cache's `tokens`, which takes their place; return the logits."""
         logits = self.cache.forward(model)
-        # Ties are broken as Transformers breaks them, in float32.
-        chosen = logits.float().argmax(-1, keepdim=True)
-        if self.settings.eos_token_ids:
-            chosen = chosen.masked_fill(self._ended, self.settings.pad_token_id)
-            self._ended |= (chosen == self._eos).any(-1, keepdim=True)
-        self._sequences.index_copy_(1, self._place, chosen)
-        self._place += 1
-        self.cache.tokens.copy_(chosen)
-        self._count += self._running
-        torch.logical_not(self._ended.all(), out=self._running)
+        choose_next(logits, self._rows, self._eos, self.settings.pad_token_id, backend=model.config.kernel_backend)
         return logits
 
     def run(self, model: FAT5ForConditionalGeneration, prompt: Tensor, max_length: int) -> Tensor:
         """Return the prompt [rows, n] and what follows, until all rows have ended or are `max_length` long."""
         length = prompt.shape[1]
-        self._sequences[:, :length] = prompt
-        self._place.fill_(length)
-        self._ended.zero_()
-        self._running.fill_(True)
-        self._count.zero_()
+        self._rows.sequences[:, :length] = prompt
+        self._rows.places.fill_(length)
+        self._rows.lengths.zero_()
+        self._rows.ended.zero_()
         if length > 1:
             self.cache.decode(model, prompt[:, :-1])
         self.cache.tokens.copy_(prompt[:, -1:])
-        look = _LateLook(self._running)
+        look = _LateLook(self._rows.ended)
         for number in range(1, max_length - length + 1):
             if self.cache.is_captured:
                 self.cache.replay()
@@ -94,23 +88,23 @@ class GreedySteps(Steps):
                 self.step(model)
             if self.settings.eos_token_ids and number % _CHECK_EVERY == 0 and not look():
                 break
-        return self._sequences[:, : length + int(self._count)].clone()
+        return self._rows.sequences[:, : length + int(self._rows.lengths.max())].clone()
 
 
 class _LateLook:
-    """Reads a flag of the device as it was at the last look, so that the host never waits for the steps it queues."""
+    """Tells whether a row still runs, as of the last look, so that the host never waits for the steps it queues."""
 
-    def __init__(self, flag: Tensor) -> None:
-        self._flag = flag
-        self._on_gpu = flag.is_cuda
-        self._seen = torch.ones((), dtype=torch.bool, pin_memory=self._on_gpu)
+    def __init__(self, ended: Tensor) -> None:
+        self._ended = ended
+        self._on_gpu = ended.is_cuda
+        self._seen = torch.zeros(ended.shape, dtype=torch.bool, pin_memory=self._on_gpu)
         self._copied = torch.cuda.Event() if self._on_gpu else None
 
     def __call__(self) -> bool:
         if self._copied is None:
-            return bool(self._flag)
+            return not self._ended.all()
         self._copied.synchronize()
-        seen = bool(self._seen)
-        self._seen.copy_(self._flag, non_blocking=True)
-        self._copied.record(torch.cuda.current_stream(self._flag.device))
-        return seen
+        running = not self._seen.all()
+        self._seen.copy_(self._ended, non_blocking=True)
+        self._copied.record(torch.cuda.current_stream(self._ended.device))
+        return running

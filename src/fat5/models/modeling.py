@@ -13,9 +13,11 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from fat5.models.cache import CACHE_NAME, TransformersCache, given_cache, mask_with_past, new_cache
 from fat5.models.configuration import FAT5Config
+from fat5.models.encoder_graph import encoder_of_call
 from fat5.models.generation import FAT5GenerationMixin
 from fat5.models.loading import CheckpointLoading
 from fat5.models.outputs import FAT5Seq2SeqOutput
+from fat5.models.source_layout import source_layout
 from fat5.models.stack import FAT5Block, FAT5Stack, make_layout, token_shape
 from fat5.models.step_cache import StepCache
 from fat5.nn import AlibiSlopes, Attention, FeedForward, FireBias, RelativePositionBias, RMSNorm
@@ -180,8 +182,8 @@ class FAT5ForConditionalGeneration(FAT5PreTrainedModel, FAT5GenerationMixin):
         self.post_init()
 
     def get_encoder(self, modality: str | None = None) -> FAT5Stack:
-        """Return the encoder's stack."""
-        return self.encoder
+        """Return the encoder's stack; inside `generate(..., cuda_graph=True)` what runs it as a graph."""
+        return cast(FAT5Stack, encoder_of_call(self) or self.encoder)
 
     def get_decoder(self) -> FAT5Stack:
         """Return the decoder's stack."""
@@ -259,7 +261,11 @@ class FAT5ForConditionalGeneration(FAT5PreTrainedModel, FAT5GenerationMixin):
         if isinstance(cache, StepCache):
             return cache.run(self, cast(Tensor, decoder_input_ids), output_hidden_states)
         source = token_shape(input_ids, inputs_embeds) if encoder_outputs is None else encoder_outputs[0].shape[:-1]
-        encoder_layout = make_layout(source, attention_mask, cu_seqlens, max_seqlen)
+        encoder_layout = (
+            source_layout(cache, source, attention_mask)
+            if cu_seqlens is None and max_seqlen is None
+            else make_layout(source, attention_mask, cu_seqlens, max_seqlen)
+        )
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids=input_ids,

@@ -16,35 +16,15 @@ from transformers import DynamicCache, EncoderDecoderCache
 
 from fat5.models.cache import CACHE_NAME
 from fat5.models.cuda_graph import record_graph
+from fat5.models.fused_step import FusedStep, takes_model
 from fat5.models.joined_weights import JoinedWeights
 from fat5.models.outputs import FAT5Seq2SeqOutput
+from fat5.models.products import multiply_into
+from fat5.models.step_shape import StepShape
 from fat5.nn import Attention, KeyValues, SequenceLayout
 
 if TYPE_CHECKING:
     from fat5.models.modeling import FAT5ForConditionalGeneration
-
-
-@dataclass(frozen=True)
-class StepShape:
-    """What the buffers of a step depend on.
-
-    Attributes:
-        batch: Rows of the encoder.
-        beams: Rows of the decoder for each of them, neighbours.
-        source_length: Encoder tokens that there is room for.
-        target_length: Decoder tokens that there is room for.
-        source_holes: The encoder's mask has padding between real tokens.
-        target_padding: "none", "start" for rows of the decoder's prompt that begin with padding, or "holes".
-        dtype: Type of keys and values.
-    """
-
-    batch: int
-    beams: int
-    source_length: int
-    target_length: int
-    source_holes: bool
-    target_padding: str
-    dtype: torch.dtype
 
 
 class StepCache(EncoderDecoderCache):
@@ -64,6 +44,7 @@ class StepCache(EncoderDecoderCache):
         self.shape = shape
         self.length = 0
         self._replay: Callable[[], Tensor] | None = None
+        self._replay_filling: Callable[[], Tensor] | None = None
         self._in_graph = False
         rows, heads, layers = shape.batch * shape.beams, (config.num_heads, config.d_kv), len(model.decoder.block)
         with torch.inference_mode(False):  # the buffers outlive the call
@@ -71,14 +52,18 @@ class StepCache(EncoderDecoderCache):
             self._cross = torch.zeros(
                 layers, 2, shape.batch, shape.source_length, *heads, dtype=shape.dtype, device=device
             )
+            self._states = torch.zeros(
+                shape.batch, shape.source_length, config.d_model, dtype=shape.dtype, device=device
+            )
             self.tokens = torch.zeros(rows, 1, dtype=torch.int64, device=device)
-            self._position = torch.zeros(1, dtype=torch.int64, device=device)
+            self._positions = torch.zeros(rows, dtype=torch.int64, device=device)  # all alike
             self._source_starts, self._source_lengths = torch.zeros(2, shape.batch, dtype=torch.int64, device=device)
             self._source_mask = torch.zeros(shape.batch, shape.source_length, dtype=torch.bool, device=device)
             self._target_starts, self._target_lengths = torch.zeros(2, rows, dtype=torch.int64, device=device)
             self._target_mask = torch.ones(rows, shape.target_length, dtype=torch.bool, device=device)
             self._no_states = torch.zeros(0, device=device)
             self._joined = JoinedWeights(model)
+            self._fused = FusedStep(model, shape, self._joined) if takes_model(model, shape, self._joined) else None
         self._source_layout = (
             SequenceLayout(mask=self._source_mask)
             if shape.source_holes
@@ -106,15 +91,15 @@ class StepCache(EncoderDecoderCache):
             target: Layout of the decoder's prompt; what comes after it counts as real.
         """
         self.length = 0
-        self._position.zero_()
-        self._joined.refresh()
+        self._positions.zero_()
         length = encoder_states.shape[1]
-        for block, kept in zip(model.decoder.block, self._cross, strict=True):
-            attention = cast(Attention, cast(Any, block).layer[1].EncDecAttention)
-            for buffer, new in zip(kept, attention.keys_and_values(encoder_states), strict=True):
-                buffer[:, :length] = new
-                if source.mask is not None:
-                    buffer[:, length:] = 0  # a bias of -inf would not hide a NaN of an earlier call
+        self._states[:, :length] = encoder_states
+        if length < self.shape.source_length:
+            self._states[:, length:] = 0  # a bias of -inf would not hide a NaN of an earlier call
+        if self._replay_filling is None:
+            self._fill(model)
+        else:
+            self._replay_filling()
         if source.mask is not None:
             self._source_mask.zero_()
             self._source_mask[:, :length] = source.mask
@@ -131,8 +116,25 @@ class StepCache(EncoderDecoderCache):
             self._target_starts.copy_(target.starts)
             self._target_lengths.copy_(self.shape.target_length - target.starts)
 
+    def _fill(self, model: FAT5ForConditionalGeneration) -> Tensor:
+        """Make keys and values of the encoder's states, and what is made of weights, which may have been trained."""
+        self._joined.refresh()
+        if self._fused is not None:
+            self._fused.refresh()
+        for block, (keys, values) in zip(model.decoder.block, self._cross, strict=True):
+            attention = cast(Attention, cast(Any, block).layer[1].EncDecAttention)
+            multiply_into(attention.k, self._states, keys)
+            multiply_into(attention.v, self._states, values)
+        return self._cross
+
     def forward(self, model: FAT5ForConditionalGeneration) -> Tensor:
         """Return the logits [rows, vocab_size] that follow `tokens`, and add those to the cache, kernel by kernel."""
+        if self._in_graph and self._fused is not None:
+            states = self._fused(
+                self.tokens[:, 0], self._own, self._cross, self._positions, self._target_layout, self._source_layout
+            )
+            self._positions += 1
+            return model.lm_head(model.head_inputs(states))
         return model.lm_head(model.head_inputs(self.decode(model, self.tokens).last_hidden_state))[:, -1]
 
     def decode(
@@ -142,7 +144,7 @@ class StepCache(EncoderDecoderCache):
         layout = self._target_layout
         if layout.mask is not None:
             layout = SequenceLayout(mask=layout.mask[:, : self.num_keys(tokens.shape[1])])
-        return model.decoder(
+        output = model.decoder(
             input_ids=tokens,
             layout=layout,
             encoder_states=self._no_states,
@@ -150,11 +152,15 @@ class StepCache(EncoderDecoderCache):
             cache=self,
             output_hidden_states=output_hidden_states,
         )
+        self._positions += tokens.shape[1]
+        self.length += 0 if self._in_graph else tokens.shape[1]
+        return output
 
-    def capture(self, step: Callable[[], Tensor]) -> None:
+    def capture(self, model: FAT5ForConditionalGeneration, step: Callable[[], Tensor]) -> None:
         """Make a graph of `step`, a function of this cache's buffers that returns logits; `replay` then runs it.
 
-        What the buffers hold afterwards has no meaning: `begin` comes after this.
+        And one of what `begin` does with the encoder's states. What the buffers hold afterwards has no meaning: `begin`
+        comes after this.
         """
 
         def on_device() -> Tensor:
@@ -164,6 +170,7 @@ class StepCache(EncoderDecoderCache):
             finally:
                 self._in_graph = False
 
+        self._replay_filling = record_graph(lambda: self._fill(model), self.tokens.device)
         self._replay = record_graph(on_device, self.tokens.device)
 
     @property
@@ -196,8 +203,7 @@ class StepCache(EncoderDecoderCache):
     @property
     def past(self) -> int | Tensor:
         """Tokens in the cache."""
-        # A copy: the last layer moves the counter on before it attends.
-        return self._position[0].clone() if self._in_graph else self.length
+        return self._positions[0] if self._in_graph else self.length
 
     def num_keys(self, num_queries: int) -> int:
         """Return the length of the keys that self-attention sees."""
@@ -212,18 +218,15 @@ class StepCache(EncoderDecoderCache):
         return self._joined.feed_forward[index]
 
     def append(self, index: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add a layer's new keys and values, and move on with those of the last layer."""
+        """Add a layer's new keys and values."""
         keys, values = self._own[index]
         if self._in_graph:
-            keys.index_copy_(1, self._position, k)
-            values.index_copy_(1, self._position, v)
+            keys.index_copy_(1, self._positions[:1], k)
+            values.index_copy_(1, self._positions[:1], v)
         else:
             first, last = self.length, self.length + k.shape[1]
             keys[:, first:last], values[:, first:last] = k, v
             keys, values = keys[:, :last], values[:, :last]
-        if index + 1 == len(self._own):
-            self._position += k.shape[1]
-            self.length += 0 if self._in_graph else k.shape[1]
         return keys, values
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
