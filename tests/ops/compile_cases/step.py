@@ -23,7 +23,8 @@ def cases(everything: bool) -> list[Compilation]:
     """Every width, type and card; or those of a step of T5's, and the widest that fit a small card."""
     if not everything:
         few = [*_linear(90, 512, "bf16")][2:4] + [*_linear(90, 2048, "bf16")][3:4] + [*_linear(86, 768, "fp16")][2:3]
-        return [*few, *_attention(90, 64, "bf16"), *_attention(86, 128, "bf16"), _choice(90)]
+        own, cross, unbounded, _, _ = _attention(90, 64, "bf16")
+        return [*few, own, cross, unbounded, next(_attention(86, 128, "bf16")), _choice(90)]
     found = []
     for card, width, dtype in itertools.product(ARCHITECTURES, _WIDTHS, ("bf16", "fp16", "fp32")):
         if dtype != "fp16" or width == 512:
@@ -58,7 +59,9 @@ def _attention(card: int, dim: int, dtype: str) -> Iterator[Compilation]:
     options = {"num_warps": warps}
     own = tensors | bounds | {"Table": "fp32"}
     cross = tensors | bounds | {"Table": None, "NewK": None, "NewV": None, "Positions": None}
-    for types in (own, cross):
+    unbounded = own | {"KeyStarts": None, "KeyLengths": None}
+    bare = cross | {"KeyStarts": None, "KeyLengths": None}
+    for types in (own, cross, unbounded, unbounded | {"Table": None}, bare):
         yield Compilation("step", "step attention", card, types, constants, options)
 
 
