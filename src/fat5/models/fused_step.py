@@ -16,7 +16,7 @@ from fat5.models.joined_weights import JoinedWeights
 from fat5.models.stack import CrossAttentionLayer, FAT5Block, FAT5Stack, FeedForwardLayer, SelfAttentionLayer
 from fat5.models.step_shape import StepShape
 from fat5.nn import Attention, FeedForward, RelativePositionBias, RMSNorm, SequenceLayout
-from fat5.nn.feed_forward import _GATED_GELUS as GATED_GELUS
+from fat5.nn.feed_forward import GATED_GELUS
 from fat5.ops import add_rms_norm, flash_attention
 from fat5.ops.attention.backends import MAX_HEAD_DIM
 from fat5.ops.kernels_or_torch import KERNEL_TYPES

@@ -21,7 +21,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """Activations by the names that T5 configurations use; `gelu_new` is the tanh approximation."""
 
-_GATED_GELUS = {"gelu": "none", "gelu_new": "tanh"}
+GATED_GELUS = {"gelu": "none", "gelu_new": "tanh"}
 
 
 class FeedForward(nn.Module):
@@ -73,9 +73,9 @@ class FeedForward(nn.Module):
             joined: Gated: the weights of wi_0 and wi_1 one below the other, to be multiplied by at once. Without them a
                 gated GELU joins them itself, where `joined_weight` can.
         """
-        if joined is None and self.gated and self.activation in _GATED_GELUS:
+        if joined is None and self.gated and self.activation in GATED_GELUS:
             joined = joined_weight([self.wi_0, self.wi_1])
-        if joined is not None and self.activation in _GATED_GELUS:
+        if joined is not None and self.activation in GATED_GELUS:
             projected = F.linear(hidden_states, joined)
             drops = (self.training and self.dropout.p > 0) or is_wrapped(self.dropout)
             if not drops and projected.dtype != torch.float16 and is_plain(self.wo):
@@ -90,7 +90,7 @@ class FeedForward(nn.Module):
         return self.wo(self.dropout(inner))
 
     def _gelu(self) -> dict[str, str]:
-        return {"approximate": _GATED_GELUS[self.activation], "backend": self.backend}
+        return {"approximate": GATED_GELUS[self.activation], "backend": self.backend}
 
     def _inner(self, hidden_states: Tensor, joined: Tensor | None) -> Tensor:
         if not self.gated:
@@ -99,6 +99,6 @@ class FeedForward(nn.Module):
             gate, up = self.wi_0(hidden_states), self.wi_1(hidden_states)
         else:
             gate, up = F.linear(hidden_states, joined).chunk(2, -1)
-        if self.activation in _GATED_GELUS:
+        if self.activation in GATED_GELUS:
             return gated_gelu(gate, up, **self._gelu())
         return ACTIVATIONS[self.activation](gate) * up

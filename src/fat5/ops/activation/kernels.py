@@ -12,7 +12,7 @@ _DENSITY_AT_0 = tl.constexpr(0.3989422804014327)
 
 
 @triton.jit
-def _phi(x, TANH: tl.constexpr):
+def gelu_factor(x, TANH: tl.constexpr):
     """The factor of x in GELU."""
     if TANH:
         # (1 + tanh(u)) / 2 is the logistic function of 2 u, which loses no digits where u is far below 0.
@@ -47,7 +47,7 @@ def forward_kernel(
     row, first, columns, inside = _locate(blocks_a_row, width, BLOCK)
     x = tl.load(Gate + (row * gate_row + first) + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(Up + (row * up_row + first) + columns, mask=inside, other=0.0).to(tl.float32)
-    out = x * _phi(x, TANH) * up
+    out = x * gelu_factor(x, TANH) * up
     tl.store(Out + (row * width + first) + columns, out.to(Out.dtype.element_ty), mask=inside)
 
 
@@ -60,7 +60,7 @@ def backward_kernel(
     row, first, columns, inside = _locate(blocks_a_row, width, BLOCK)
     grad = tl.load(Grad + (row * grad_row + first) + columns, mask=inside, other=0.0).to(tl.float32)
     x = tl.load(Gate + (row * gate_row + first) + columns, mask=inside, other=0.0).to(tl.float32)
-    phi = _phi(x, TANH)
+    phi = gelu_factor(x, TANH)
     made = (row * made_row + first) + columns
     if GradUp is not None:
         tl.store(GradUp + made, (grad * (x * phi)).to(GradUp.dtype.element_ty), mask=inside)

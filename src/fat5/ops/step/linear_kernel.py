@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fat5.ops.activation.kernels import _phi as gelu_factor
+from fat5.ops.activation.kernels import gelu_factor
 from fat5.ops.dependent_launch import gdc_launch_dependents, gdc_wait
 from fat5.ops.norm.residual import FLOAT16_LIMIT
 
