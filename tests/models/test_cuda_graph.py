@@ -329,6 +329,21 @@ def test_captured_steps_equal_generate(encoding, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_graphs_outlive_the_workspaces_of_others():
+    """torch.compile's graphs clear cuBLAS's workspaces when they are recorded, and give free memory back."""
+    model = make_model("relative", d_kv=64, num_heads=4, d_model=128).cuda()
+    inputs = {name: value.cuda() for name, value in batch().items()}
+    options = inputs | {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
+    want = model.generate(**options, cuda_graph=True)
+    for _ in range(2):
+        torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        assert torch.equal(model.generate(**options, cuda_graph=True), want)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("encoding", ["relative", "alibi, one-sided", "rotary"])
 def test_captured_encoders_equal_generate(encoding, fused):
     """Inputs of several lengths and paddings after each other; graphs are kept, and read trained weights."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,6 +58,20 @@ def _modules(stack: nn.Module) -> list[nn.Module]:
     return found
 
 
+@contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """Have cuBLAS take workspaces anew, in the memory of the graph that is recorded inside, and leave them to it.
+
+    Else a graph writes to the workspace of its stream, which torch.compile's own graphs give back to the driver when
+    they are recorded: an illegal access at the next replay.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
+
+
 def record_graph(function: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
     """Return what runs a function of tensors at fixed addresses as a CUDA graph, and returns its result in place.
 
@@ -74,7 +89,11 @@ def record_graph(function: Callable[[], Tensor], device: torch.device) -> Callab
         try:
             # On this device's own stream: PyTorch's default one for captures is that of the first device that captured.
             # And inside it, so that the thread leaves it even where the end of a failed capture raises.
-            with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            with (
+                _own_workspaces(),
+                torch.cuda.stream(stream),
+                torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+            ):
                 result = function()
         except RuntimeError as error:
             reason = str(error.__context__ or error).splitlines()[0]
