@@ -127,8 +127,8 @@ def test_activations_are_what_autograd_keeps():
         )  # fmt: skip
     figures = estimate_step(config, 256, 256, 128, precision="fp32")
     counted = sum(kept.values()) / 2**30
-    # Eager code keeps some of what a compiled graph makes again: activation functions and casts of norms.
-    assert 0.6 < figures.activations_gib / counted < 1.05
+    # Eager code keeps some of what kernels and compiled graphs make again: activation functions and casts of norms.
+    assert 0.55 < figures.activations_gib / counted < 1.05
     assert output.loss > 0
     less = estimate_step(config, 256, 256, 128, precision="fp32", gradient_checkpointing=True)
     assert less.activations_gib < figures.activations_gib / 2

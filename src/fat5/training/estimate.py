@@ -85,9 +85,10 @@ def estimate_step(
     flops = 6.0 * weights + 3.5 * 4 * inner * pairs * max_length
 
     size = _ACTIVATION_BYTES[precision]
-    # Residual stream and norm of each sublayer; q, k, v and the result; the feed-forward layer's inner states.
-    kept_encoder = size * encoder_slots * (4 * d + 4 * inner + matrices * ff)
-    kept_decoder = size * decoder_slots * (6 * d + 6 * inner + matrices * ff) + size * encoder_slots * 2 * inner
+    # Residual stream and norm of each sublayer; q, k, v and the result; of the feed-forward layer its first projection
+    # and what its activation makes of it, or where it is gated both projections: the rest is made again.
+    kept_encoder = size * encoder_slots * (4 * d + 4 * inner + 2 * ff)
+    kept_decoder = size * decoder_slots * (6 * d + 6 * inner + 2 * ff) + size * encoder_slots * 2 * inner
     if gradient_checkpointing:
         activations = size * d * (layers * encoder_slots + decoder_layers * decoder_slots)
         activations += max(kept_encoder, kept_decoder)
