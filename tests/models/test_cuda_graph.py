@@ -228,6 +228,44 @@ def test_layers_that_are_no_plain_weights_are_called(steps):
         assert torch.equal(model.generate(**inputs, max_new_tokens=20, do_sample=False, cuda_graph=True), want)
 
 
+@pytest.mark.parametrize("steps", ["device"], indirect=True)
+def test_adapters_that_are_switched_make_other_graphs(steps, captures):
+    """They stay where they are; a graph of one would go on with it."""
+    peft = pytest.importorskip("peft")
+    model, inputs = make_model("relative"), batch()
+    settings = peft.LoraConfig(task_type="SEQ_2_SEQ_LM", target_modules=["q", "v"], r=2, init_lora_weights=False)
+    adapted = peft.get_peft_model(model, settings).eval()
+    adapted.add_adapter("other", settings)
+    options = inputs | {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
+
+    def graphs():
+        before = len(captures["encoder"]), len(captures["decoder"])
+        want = adapted.generate(**options)
+        assert torch.equal(adapted.generate(**options, cuda_graph=True), want)
+        return len(captures["encoder"]) - before[0], len(captures["decoder"]) - before[1]
+
+    assert graphs() == (1, 2)
+    assert graphs() == (0, 0)
+    adapted.set_adapter("other")
+    assert graphs() == (1, 2)
+    with adapted.disable_adapter():
+        assert graphs() == (1, 2)
+    adapted.merge_adapter()
+    assert graphs() == (1, 2)
+
+
+@pytest.mark.parametrize("steps", ["device"], indirect=True)
+def test_a_forward_that_is_replaced_makes_other_graphs(steps, captures):
+    model, inputs = make_model("relative"), batch()
+    options = inputs | {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
+    model.generate(**options, cuda_graph=True)
+    for stack in (model.encoder, model.decoder):
+        linear = stack.block[0].layer[0].SelfAttention.o
+        linear.forward = lambda x, own=linear.forward: 2 * own(x)
+    assert torch.equal(model.generate(**options, cuda_graph=True), model.generate(**options))
+    assert (len(captures["encoder"]), len(captures["decoder"])) == (2, 4)
+
+
 @pytest.fixture
 def fused(monkeypatch):
     """Number of steps that ran in few kernels."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from fat5.models.stack import FAT5Stack
 
 _WARM_UP_STEPS = 2
+_WITHOUT_SWITCHES = ("torch", "fat5")  # packages whose modules always launch the same in evaluation
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 LENGTH_STEP = 64
 """Lengths are rounded up to it, so that calls of similar lengths share buffers and graph."""
 
@@ -39,15 +41,31 @@ def can_capture(model: FAT5ForConditionalGeneration, stack: FAT5Stack) -> bool:
 
 
 def fingerprint(stack: nn.Module) -> tuple[Any, ...]:
-    """Return what a graph of a stack depends on: its modules, whether they have hooks, and where their weights are.
+    """Return what a graph of a stack depends on: its modules, what they launch, and where their weights are.
 
     A graph reads the weights where they are, so that changed values count, and weights that have moved make a new one.
+    What a module launches depends on hooks, on a `forward` that was replaced, and with modules of others on their
+    settings: an adapter is switched off, changed for another or merged without any of its weights moving.
     """
     found: list[Any] = []
     for module in _modules(stack):
-        found += [id(module), type(module), bool(module._forward_hooks or module._forward_pre_hooks)]
-        found += [weight.data_ptr() for weight in module._parameters.values() if weight is not None]
+        attributes = vars(module)
+        hooked = bool(module._forward_hooks or module._forward_pre_hooks)
+        found += [id(module), type(module), hooked, id(attributes.get("forward"))]
+        for tensors in (module._parameters, module._buffers):
+            found += [tensor.data_ptr() for tensor in tensors.values() if tensor is not None]
+        if type(module).__module__.partition(".")[0] not in _WITHOUT_SWITCHES:
+            found.append(_settings({name: x for name, x in attributes.items() if name not in _OF_EVERY_MODULE}))
     return tuple(found)
+
+
+def _settings(x: Any) -> Hashable:
+    """Return a value to compare settings by: plain ones by what they are, all others by their place."""
+    if isinstance(x, dict):
+        return tuple((name, _settings(value)) for name, value in x.items())
+    if isinstance(x, (list, tuple)):
+        return tuple(map(_settings, x))
+    return x if isinstance(x, (bool, int, float, str, type(None))) else id(x)
 
 
 def _modules(stack: nn.Module) -> list[nn.Module]:
