@@ -7,11 +7,13 @@ import shutil
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 
 from fat5.errors import ConfigError
+from fat5.models import FAT5Config, FAT5ForConditionalGeneration
 from fat5.training.pretrain import pretrain
-from fat5.training.sharding import resolve_shard_degree
+from fat5.training.sharding import resolve_shard_degree, shard_model
 from tests.training.test_several_ranks import launch
 
 COMMON = {
@@ -114,3 +116,24 @@ def test_a_degree_that_does_not_divide_the_processes_is_refused(make_config):
         resolve_shard_degree(3, 8)
     with pytest.raises(ConfigError, match="degree is 0, expected 1 or more, or -1"):
         make_config(training__data_parallel_shard_degree=0)
+
+
+def test_no_layer_keeps_its_weights_whole_between_forward_and_backward():
+    """Else gathered weights that were joined for one product would stay until the backward, of all layers at once."""
+    sizes = {"vocab_size": 97, "d_model": 24, "d_kv": 16, "d_ff": 40, "num_heads": 2, "num_layers": 2}
+    model = FAT5ForConditionalGeneration(FAT5Config(**sizes, dropout_rate=0.0))
+    layers = [*model.encoder.block, *model.decoder.block]
+    sizes = {parameter.numel() for layer in layers for parameter in layer.parameters()}
+    ids = torch.randint(2, 97, (1, 3))
+    kept: list[int] = []
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        shard_model(model, 1, 1, torch.device("cpu"))
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+            loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+    finally:
+        dist.destroy_process_group()
+    of_tokens = 3 * 3 * 97  # more than any activation of a layer
+    assert [size for size in kept if size > of_tokens and size not in {*sizes, 97 * 24}] == []
+    assert all(parameter.grad is not None for parameter in model.parameters())

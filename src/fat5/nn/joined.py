@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_APART = "_kept_apart"
 
 
 def is_plain(linear: nn.Module) -> bool:
@@ -30,9 +31,19 @@ def is_wrapped(module: nn.Module) -> bool:
     return "forward" in vars(module) or any(getattr(module, hooks) for hooks in _HOOKS)
 
 
+def keep_apart(module: nn.Module) -> None:
+    """Have the linear maps of a module multiplied one by one from now on.
+
+    For weights that are gathered anew for the backward: a joined copy is kept from the forward to the backward, whole.
+    """
+    for linear in module.modules():
+        if isinstance(linear, nn.Linear):
+            setattr(linear, _APART, True)
+
+
 def can_join(linears: Sequence[nn.Linear]) -> bool:
-    """Whether all are plain, of one type and on one device."""
-    if not all(is_plain(linear) for linear in linears):
+    """Whether all are plain, of one type and on one device, and nobody wants them apart."""
+    if not all(is_plain(linear) and _APART not in vars(linear) for linear in linears):
         return False
     return len({(linear.weight.dtype, linear.weight.device) for linear in linears}) == 1
 

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from fat5.errors import ConfigError
 from fat5.models import FAT5ForConditionalGeneration
+from fat5.nn.joined import keep_apart
 from fat5.optim.sharded import gather, shard_like
 
 
@@ -37,7 +38,8 @@ def shard_model(model: FAT5ForConditionalGeneration, degree: int, world_size: in
     """Spread the parameters in their place over groups of `degree` ranks; each group holds one copy of the model.
 
     A layer's parameters are gathered before its forward and its backward; those of the embedding, the LM head and the
-    last norms stay gathered from the forward to the backward. Gradients are summed in float32.
+    last norms stay gathered from the forward to the backward. Gradients are summed in float32. Projections of one
+    input are multiplied one by one: weights joined for one product would stay gathered, too.
     """
     if degree == world_size:
         mesh = init_device_mesh(device.type, (degree,), mesh_dim_names=("shard",))
@@ -45,6 +47,7 @@ def shard_model(model: FAT5ForConditionalGeneration, degree: int, world_size: in
         mesh = init_device_mesh(device.type, (world_size // degree, degree), mesh_dim_names=("replicate", "shard"))
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
     for block in blocks_of(model):
+        keep_apart(block)
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
 
