@@ -54,6 +54,30 @@ def test_replays_that_are_not_kept_apart_would_be_found(make_config):
             trainer.train()
 
 
+def test_a_step_that_was_broken_off_leaves_nothing(make_config, tmp_path):
+    """An error between the micro-batches of a step, and another call of `train`."""
+    changes = {"training__gradient_accumulation_steps": 2, "training__max_steps": 1, "training__save_every": 100}
+    trainers = [
+        make_trainer(make_config(**changes, training__output_dir=str(tmp_path / name)), kind=GraphTrainer)
+        for name in ("plain", "broken")
+    ]
+    plain, broken = trainers
+    backward, calls = broken._backward, []
+
+    def fail_at_the_second(loss):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        backward(loss)
+
+    broken._backward = fail_at_the_second
+    with pytest.raises(KeyboardInterrupt):
+        broken.train()
+    for trainer in trainers:
+        trainer.train()
+    assert logged(broken, "grad_norm") == logged(plain, "grad_norm") != []
+
+
 @pytest.mark.parametrize(("accumulation", "steps"), [(1, 2), (2, 1)])
 def test_the_first_two_micro_batches_are_warm_up(make_config, accumulation, steps):
     changes = {"training__max_steps": 3, "training__gradient_accumulation_steps": accumulation}

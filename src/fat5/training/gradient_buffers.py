@@ -66,6 +66,10 @@ class GradientBuffers:
             parameter.grad = view if self._holds[index] else None
             self._holds[index] = False
 
+    def clear(self) -> None:
+        """Forget what was kept: a step that was broken off."""
+        self._holds = [False] * len(self._parameters)
+
     def _allocate(self) -> None:
         groups: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = defaultdict(list)
         for parameter in self._parameters:

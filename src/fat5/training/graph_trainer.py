@@ -49,6 +49,12 @@ class GraphTrainer(PretrainTrainer):
         """Steps of a process that hold its first two micro-batches."""
         return 2 if self.args.gradient_accumulation_steps == 1 else 1
 
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train; what an earlier call left behind that broke off inside a step is no part of the next one's first."""
+        if self._gradients is not None:
+            self._gradients.clear()
+        return super().train(*args, **kwargs)
+
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
