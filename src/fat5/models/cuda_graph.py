@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from fat5.models.stack import FAT5Stack
 
 _WARM_UP_STEPS = 2
-_WITHOUT_SWITCHES = ("torch", "fat5")  # packages whose modules always launch the same in evaluation
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 LENGTH_STEP = 64
 """Lengths are rounded up to it, so that calls of similar lengths share buffers and graph."""
@@ -50,13 +50,20 @@ def fingerprint(stack: nn.Module) -> tuple[Any, ...]:
     found: list[Any] = []
     for module in _modules(stack):
         attributes = vars(module)
-        hooked = bool(module._forward_hooks or module._forward_pre_hooks)
+        hooked = bool(attributes["_forward_hooks"] or attributes["_forward_pre_hooks"])
         found += [id(module), type(module), hooked, id(attributes.get("forward"))]
-        for tensors in (module._parameters, module._buffers):
-            found += [tensor.data_ptr() for tensor in tensors.values() if tensor is not None]
-        if type(module).__module__.partition(".")[0] not in _WITHOUT_SWITCHES:
+        found += [weight.data_ptr() for weight in attributes["_parameters"].values() if weight is not None]
+        if attributes["_buffers"]:
+            found += [buffer.data_ptr() for buffer in attributes["_buffers"].values() if buffer is not None]
+        if _has_settings(type(module)):
             found.append(_settings({name: x for name, x in attributes.items() if name not in _OF_EVERY_MODULE}))
     return tuple(found)
+
+
+@functools.cache
+def _has_settings(kind: type) -> bool:
+    """Whether what a module launches in evaluation may depend on its attributes: not so PyTorch's own and ours."""
+    return kind.__module__.partition(".")[0] not in ("torch", "fat5")
 
 
 def _settings(x: Any) -> Hashable:
