@@ -55,15 +55,15 @@ def fingerprint(stack: nn.Module) -> tuple[Any, ...]:
         found += [weight.data_ptr() for weight in attributes["_parameters"].values() if weight is not None]
         if attributes["_buffers"]:
             found += [buffer.data_ptr() for buffer in attributes["_buffers"].values() if buffer is not None]
-        if _has_settings(type(module)):
+        if _has_settings(type(module).__module__):
             found.append(_settings({name: x for name, x in attributes.items() if name not in _OF_EVERY_MODULE}))
     return tuple(found)
 
 
 @functools.cache
-def _has_settings(kind: type) -> bool:
-    """Whether what a module launches in evaluation may depend on its attributes: not so PyTorch's own and ours."""
-    return kind.__module__.partition(".")[0] not in ("torch", "fat5")
+def _has_settings(place: str) -> bool:
+    """Whether what modules defined there launch in evaluation may depend on their attributes: not PyTorch's, or ours."""
+    return place.partition(".")[0] not in ("torch", "fat5")
 
 
 def _settings(x: Any) -> Hashable:
