@@ -263,6 +263,16 @@ def test_autocast(module):
     torch.testing.assert_close(rounded.float(), exact[0], rtol=0.05, atol=0.05)
 
 
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0)])
+def test_empty_inputs_give_empty_results(shape):
+    for module, layout in ((attention(), [SequenceLayout()]), (feed_forward(), [])):
+        hidden = states(*shape)
+        out = module(hidden, *layout)
+        assert out.shape == hidden.shape
+        out.sum().backward()
+        assert not any(parameter.grad.any() for parameter in module.parameters())
+
+
 @pytest.mark.parametrize("module", [attention, feed_forward])
 def test_compiles_whole(module):
     layout = {"layout": SequenceLayout()} if module is attention else {}

@@ -62,7 +62,7 @@ def fingerprint(stack: nn.Module) -> tuple[Any, ...]:
 
 @functools.cache
 def _has_settings(place: str) -> bool:
-    """Whether what modules defined there launch in evaluation may depend on their attributes: not PyTorch's, or ours."""
+    """Whether what modules defined there launch in evaluation may depend on their attributes; ours do not."""
     return place.partition(".")[0] not in ("torch", "fat5")
 
 

@@ -150,7 +150,7 @@ class Attention(nn.Module):
         if self.keeps_weights:
             weights = attention_weights(attend, q, k)  # [..., Lq, H, Lk]
             self.weights = weights.reshape(*hidden_states.shape[:-1], *weights.shape[-2:]).transpose(-3, -2)
-        return self.o(out.reshape(*hidden_states.shape[:-1], -1))
+        return self.o(out.reshape(*hidden_states.shape[:-1], self.num_heads * self.head_dim))
 
     def _joined(self, hidden_states: Tensor, key_value_states: Tensor | None) -> tuple[Tensor, Tensor | None] | None:
         """Return q, k and v of one product and None; or k and v, and q; or None where the weights cannot be joined."""
