@@ -171,3 +171,21 @@ def test_what_does_not_fit_is_named():
         step_attention(normal(3, 2, 16), keys, keys, new=(normal(3, 2, 16),) * 2)
     with pytest.raises(ValueError, match=r"expected \[rows, vocabulary\]"):
         choose_next(normal(3), Rows(*[torch.zeros(3, 1, device=DEVICE)] * 5), torch.zeros(0, device=DEVICE), 0)
+
+
+@pytest.fixture
+def newer_name():
+    matmul = torch.backends.cuda.matmul
+    before, matmul.fp32_precision = matmul.fp32_precision, "tf32"
+    yield
+    matmul.fp32_precision = before
+
+
+@pytest.mark.usefixtures("newer_name")
+def test_kernels_run_whichever_name_set_tf32():
+    """Once PyTorch's newer name was used its older one, `allow_tf32`, cannot be read."""
+    q, x = normal(1, 3, 2, 16), normal(3, 32)
+    exact = flash_attention(q, q, q, backend="torch")
+    torch.testing.assert_close(flash_attention(q, q, q, backend="triton"), exact, rtol=1e-2, atol=1e-2)
+    out, _ = step_linear(x, x, backend="triton")
+    torch.testing.assert_close(out, x @ x.T, rtol=1e-2, atol=2e-2)

@@ -45,9 +45,10 @@ def fingerprint(stack: nn.Module) -> tuple[Any, ...]:
 
     A graph reads the weights where they are, so that changed values count, and weights that have moved make a new one.
     What a module launches depends on hooks, on a `forward` that was replaced, and with modules of others on their
-    settings: an adapter is switched off, changed for another or merged without any of its weights moving.
+    settings: an adapter is switched off, changed for another or merged without any of its weights moving. Products of
+    float32 stay as precise as they were recorded.
     """
-    found: list[Any] = []
+    found: list[Any] = [torch.backends.cuda.matmul.fp32_precision]
     for module in _modules(stack):
         attributes = vars(module)
         hooked = bool(attributes["_forward_hooks"] or attributes["_forward_pre_hooks"])

@@ -24,6 +24,14 @@ _BIAS_KINDS = {
 _LOG2E = 1.4426950408889634
 
 
+def float32_products() -> str:
+    """Return how a kernel multiplies float32: "ieee", or "tf32" where the user lets PyTorch's own products be that.
+
+    Read by the newer name, which knows what was set by either; the older one, `allow_tf32`, raises once that was used.
+    """
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+
+
 def block_d(problem: Problem) -> int:
     """Return the head dimension, padded to a power of two."""
     return max(16, ceil_power_of_2(problem.head_dim))
@@ -75,8 +83,7 @@ def common_arguments(problem: Problem) -> dict[str, Any]:
         "HAS_STARTS": problem.key_starts is not None,
         "HAS_LENGTHS": problem.key_lengths is not None,
         "DROPOUT": problem.dropout_p > 0,
-        # Full float32 products, unless the user lets PyTorch's own be TF32.
-        "PRECISION": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee",
+        "PRECISION": float32_products(),
     }
 
 

@@ -20,6 +20,7 @@ from fat5.ops.attention.kernel_arguments import (
     block_d,
     common_arguments,
     even_tiles,
+    float32_products,
     in_log2,
     readable,
     strides,
@@ -49,7 +50,7 @@ def run_forward(problem: Problem) -> tuple[Tensor, Tensor]:
     lse = problem.q.new_empty(problem.lse_shape, dtype=torch.float32)
     if out.numel() == 0:
         return out, lse.fill_(torch.inf)
-    known = problem.signature, torch.backends.cuda.matmul.allow_tf32
+    known = problem.signature, float32_products()
 
     def decode(tile: Tile) -> None:
         run_decode(problem, tile, out, lse, split_count(problem, processors(out.device)), known)

@@ -6,6 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
+from fat5.ops.attention.kernel_arguments import float32_products
 from fat5.ops.dependent_launch import dependent_launch, follower_options
 from fat5.ops.launching import on_device
 from fat5.ops.step.linear_kernel import ERF, NOT_GATED, TANH, linear_kernel
@@ -40,7 +41,7 @@ def run_linear(
             x, tokens, residual, norm, weight.contiguous(), out, total if makes_sum else None, x.stride(0),
             0 if residual is None else residual.stride(0), rows, columns, eps,
             K=width, PARTS=tile.parts, BLOCK_K=tile.block_k, BM=BM, BN=tile.columns, GATED=_GATES[approximate],
-            CLAMP=x.dtype == torch.float16, PRECISION="tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee",
+            CLAMP=x.dtype == torch.float16, PRECISION=float32_products(),
             PDL=dependent_launch(out.device), num_warps=tile.parts, **follower_options(out.device),
         )  # fmt: skip
     return out, total
