@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fat5.nn import Attention, FeedForward, PositionSettings, SequenceLayout
 from fat5.nn.joined import can_join, is_plain, joined_weight
-from tests.ops.kernel_checks import DEVICE, needs_kernels
+from tests.ops.kernel_checks import DEVICE, needs_gpu, needs_kernels
 
 WIDTH, TOKENS = 12, 60
 
@@ -227,29 +227,34 @@ def test_weights_that_are_not_plain_stay_apart():
     assert can_join(linears)
     linears[1].weight = nn.Parameter(linears[1].weight.detach().as_subclass(Quantised))
     assert not is_plain(linears[1])
-    assert joined_weight(linears) is None
+    assert joined_weight(linears, torch.ones(9, 4)) is None
     mixed = [nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False).half()]
-    assert joined_weight(mixed) is None
+    assert joined_weight(mixed, torch.ones(9, 4)) is None
 
 
 def test_frozen_maps():
     """All frozen, they are joined; some frozen, nobody computes gradients that nobody asked for."""
     module = attention().requires_grad_(False)
     hidden = states(2, 30)
-    assert joined_weight([module.q, module.k, module.v]) is not None
+    assert joined_weight([module.q, module.k, module.v], hidden) is not None
     (grad,) = torch.autograd.grad(module(hidden, SequenceLayout()).sum(), hidden)
     assert grad.any()
     module.v.requires_grad_(True)
-    assert joined_weight([module.q, module.k, module.v]) is None
+    assert joined_weight([module.q, module.k, module.v], hidden) is None
     module(hidden, SequenceLayout()).sum().backward()
     assert module.q.weight.grad is None
     assert module.v.weight.grad.any()
 
 
-def test_without_gradients_a_cpu_copies_no_weights():
-    linears = [nn.Linear(4, 4, bias=False, device=DEVICE) for _ in range(2)]
-    with torch.no_grad():
-        assert (joined_weight(linears) is None) == (DEVICE == "cpu")
+@pytest.mark.parametrize("device", ["cpu", "meta", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])])
+def test_without_gradients_weights_are_copied_for_large_inputs_alone(device):
+    """And not on a CPU. A step of decoding would read and write all weights once more."""
+    linears = [nn.Linear(4, 4, bias=False, device=device) for _ in range(2)]
+    for rows in (1, 7, 8, 90):
+        hidden = torch.ones(rows, 4, device=device)
+        assert joined_weight(linears, hidden) is not None
+        with torch.no_grad():
+            assert (joined_weight(linears, hidden) is not None) == (device != "cpu" and rows >= 8)
 
 
 @pytest.mark.parametrize("module", [attention, feed_forward])

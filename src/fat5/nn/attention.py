@@ -156,9 +156,9 @@ class Attention(nn.Module):
         """Return q, k and v of one product and None; or k and v, and q; or None where the weights cannot be joined."""
         heads = (self.num_heads, self.head_dim)
         if key_value_states is None:
-            weight = joined_weight([self.q, self.k, self.v])
+            weight = joined_weight([self.q, self.k, self.v], hidden_states)
             return None if weight is None else (F.linear(hidden_states, weight).unflatten(-1, (3, *heads)), None)
-        weight = joined_weight([self.k, self.v])
+        weight = joined_weight([self.k, self.v], key_value_states)
         if weight is None:
             return None
         return F.linear(key_value_states, weight).unflatten(-1, (2, *heads)), self.q(hidden_states).unflatten(-1, heads)

@@ -74,7 +74,7 @@ class FeedForward(nn.Module):
                 gated GELU joins them itself, where `joined_weight` can.
         """
         if joined is None and self.gated and self.activation in GATED_GELUS:
-            joined = joined_weight([self.wi_0, self.wi_1])
+            joined = joined_weight([self.wi_0, self.wi_1], hidden_states)
         if joined is not None and self.activation in GATED_GELUS:
             projected = F.linear(hidden_states, joined)
             drops = (self.training and self.dropout.p > 0) or is_wrapped(self.dropout)

@@ -48,11 +48,15 @@ def can_join(linears: Sequence[nn.Linear]) -> bool:
     return len({(linear.weight.dtype, linear.weight.device) for linear in linears}) == 1
 
 
-def joined_weight(linears: Sequence[nn.Linear]) -> Tensor | None:
+def joined_weight(linears: Sequence[nn.Linear], states: Tensor) -> Tensor | None:
     """Return the weights one below the other, differentiably, or None where each map is to be taken by itself.
 
-    That is where they cannot be joined, where some are frozen and others not, and on a CPU without gradients, where the
-    copy costs as much as a short product.
+    That is where they cannot be joined, where some are frozen and others not, and without gradients where the copy
+    costs as much as the product: on a CPU, and for inputs smaller than the weights, such as a step of decoding.
+
+    Args:
+        linears: Maps of one input.
+        states: That input.
     """
     if not can_join(linears):
         return None
@@ -60,6 +64,6 @@ def joined_weight(linears: Sequence[nn.Linear]) -> Tensor | None:
     if torch.is_grad_enabled():
         if len({weight.requires_grad for weight in weights}) > 1:
             return None
-    elif weights[0].device.type == "cpu":
+    elif weights[0].device.type == "cpu" or states.numel() < sum(weight.numel() for weight in weights):
         return None
     return torch.cat(weights)
