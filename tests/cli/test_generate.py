@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 
-from fat5 import FAT5Config, FAT5EncoderModel, FAT5ForConditionalGeneration
+from fat5 import FAT5Config, FAT5EncoderModel, FAT5ForConditionalGeneration, FAT5ForSequenceClassification
 from fat5.cli import main as cli
 from fat5.data.sample import sample_documents
 from fat5.data.tokenizer import load_tokenizer, save_tokenizer
@@ -89,17 +89,21 @@ def test_errors_are_one_line(checkpoint, capsys, tmp_path, monkeypatch):
     save_tokenizer(load_tokenizer(checkpoint), other)
     (other / "config.json").write_text(json.dumps({"model_type": "bert"}))
     bare.mkdir()
+    classifier = tmp_path / "classifier"
+    FAT5ForSequenceClassification(FAT5Config(vocab_size=576, **SIZES)).save_pretrained(classifier)
     short = tmp_path / "xpos"
     limited = FAT5Config(vocab_size=576, **SIZES, position_encoding="rotary", rotary_scale_base=0.02)
     FAT5ForConditionalGeneration(limited).save_pretrained(short)
     save_tokenizer(load_tokenizer(checkpoint), tmp_path / "t")
     for file in (tmp_path / "t").iterdir():
         file.rename(short / file.name)
-        (encoder / file.name).write_bytes((short / file.name).read_bytes())
+        for folder in (encoder, classifier):
+            (folder / file.name).write_bytes((short / file.name).read_bytes())
     cases = [
         ([tmp_path / "none", "a"], f"there is no folder {tmp_path / 'none'}"),
         ([bare, "a"], "holds no model: it has no config.json"),
         ([encoder, "a"], "lacks"),
+        ([classifier, "a"], f"got a FAT5ForSequenceClassification in {classifier}, which has no decoder"),
         ([other, "a"], "bert"),
         ([short, "a"], "the model cannot generate this: got sequences of up to"),
         ([checkpoint, "a", "--device", "cuda:77"], "got device='cuda:77', which does not work here"),

@@ -195,6 +195,9 @@ def test_no_document_left_is_an_error(tmp_path):
     with pytest.raises(DataError, match=r"no document is left for the validation split .*validation_fraction is 1e-09"):
         run(["un", "deux"], tmp_path / "out", validation_fraction=1e-9)
     assert not list(tmp_path.iterdir())
+    (tmp_path / "lines.txt").write_text("un\ndeux\n" * 20)
+    with pytest.raises(DataError, match=r"of 1 read;.*in \.txt files a blank line ends a document"):
+        run(TextSource([str(tmp_path / "lines.txt")]), tmp_path / "out", validation_fraction=0.5)
 
 
 def test_a_tokenizer_without_sentinels_is_refused_before_reading(tmp_path):

@@ -42,7 +42,13 @@ def test_text_to_token_files(tmp_path, capsys):
         (["train-tokenizer", "fat5:sample"], "holds only"),
         (["train-tokenizer", "fat5:sample", "--vocab_size", "4096"], "did you mean '--vocab-size'"),
         (["train-tokenizer", "fat5:sample", "--max-bytes", "5XB"], "expected a size such as 500MB"),
+        (["train-tokenizer", "fat5:sample", "--vocab-size", "big"], "--vocab-size is 'big', expected int"),
+        (["train-tokenizer"], "required: source"),
         (["pretokenize", "nowhere.txt"], "nowhere.txt does not exist"),
+        (
+            ["pretokenize", "fat5:sample", "--documents", "row"],
+            "--documents is 'row', expected paragraph | line | file",
+        ),
         (["pretokenize", "fat5:sample", "--min-tokens", "100000"], "no document is left of 1,718 read"),
         (["pretokenize", "fat5:sample", "--num-proc", "0"], "num_proc must be at least 1"),
     ],

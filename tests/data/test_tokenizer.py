@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import socket
 from itertools import islice
 
 import pytest
@@ -218,3 +219,27 @@ def test_loading_names_what_is_missing(tmp_path):
     (tmp_path / "cut" / "tokenizer.json").write_text(whole[:5000])
     with pytest.raises(DataError, match=r"the tokenizer in .*cut could not be loaded"):
         load_tokenizer(tmp_path / "cut")
+
+
+def test_a_typo_without_a_network_is_an_error_at_once(tmp_path, monkeypatch):
+    """No host means no waiting for the hub, but a tokenizer in its cache; a proxy may know the host."""
+    asked = []
+
+    def unreachable(*_):
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    def from_pretrained(name, *, local_files_only):
+        asked.append(local_files_only)
+        raise OSError("couldn't connect")
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tokens").mkdir()
+    monkeypatch.setattr("socket.getaddrinfo", unreachable)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", from_pretrained)
+    monkeypatch.setattr("fat5.data.tokenizer.getproxies", dict)
+    with pytest.raises(DataError, match=r"'tokenz' is no folder; did you mean 'tokens'\?.*hub.*: couldn't connect"):
+        load_tokenizer("tokenz")
+    monkeypatch.setattr("fat5.data.tokenizer.getproxies", lambda: {"https": "proxy:3128"})
+    with pytest.raises(DataError, match="couldn't connect"):
+        load_tokenizer("tokenz")
+    assert asked == [True, False]

@@ -135,7 +135,8 @@ def check_pip(words: list[str]) -> None:
     assert words[0] == "install"
     extras = re.findall(r"^(\w+) = \[", extras_of_pyproject(), re.MULTILINE)
     for word in words[1:]:
-        assert set(re.findall(r"\[(.*?)\]", word)) <= set(extras), word
+        named = [name for names in re.findall(r"\[(.*?)\]", word) for name in names.split(",")]
+        assert set(named) <= set(extras), word
 
 
 def extras_of_pyproject() -> str:

@@ -118,6 +118,9 @@ def test_empty_and_missing_splits(tmp_path):
         load(source, train="tset")
     with pytest.raises(FileNotFoundError, match="there is no file or folder"):
         load(tmp_path / "missing.jsonl")
+    alone = write_rows(tmp_path / "one.jsonl", topic_rows(1))
+    with pytest.raises(DataError, match=r"at least 2 training rows to hold some out of; got train of 1 rows"):
+        load(alone)
     with pytest.raises(ConfigError, match=r"data\.source is missing"):
         load()
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fat5.errors import FAT5Error, nearest
 from fat5.version import __version__
 
 if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
+    from jsonargparse import ArgumentError, ArgumentParser
 
 USER_ERROR = 2
 INTERRUPTED = 130  # 128 + SIGINT, what a shell reports for Ctrl+C
@@ -95,7 +96,7 @@ def _dispatch(name: str, arguments: list[str]) -> int:
     try:
         parsed = parser.parse_args(_words_first(arguments, parser))
     except ArgumentError as error:
-        message = " ".join(str(error).split())
+        message = _parse_message(error, parser)
         return _fail(f"{message}{_nearest_option(message, parser)}; `fat5 {name} --help` lists the settings")
     return module.run(parsed)
 
@@ -137,11 +138,34 @@ def _words_first(arguments: list[str], parser: ArgumentParser) -> list[str]:
     return words + options
 
 
+def _parse_message(error: ArgumentError, parser: ArgumentParser) -> str:
+    """Return jsonargparse's message with options as they are typed, and types as they stand in the help."""
+    from fat5.training.config_file import type_name
+
+    message = " ".join(str(error).split())
+    options: dict[str, Any] = {action.dest: action for action in parser._actions}
+    wrong = re.match(r'Parser key "(\w+)": .*(?:Got value|Given value): (.*)', message)
+    kind = getattr(options.get(wrong[1]), "_typehint", None) if wrong else None
+    if wrong and kind is not None:
+        return f"{_typed(options[wrong[1]])} is {wrong[2]!r}, expected {type_name(kind)}"
+    required = "the following arguments are required: "
+    if message.startswith(required):
+        names = message.removeprefix(required).split(", ")
+        return required + ", ".join(_typed(options[name]) if name in options else name for name in names)
+    return message
+
+
+def _typed(action: Any) -> str:
+    return str(action.option_strings[-1] if action.option_strings else action.dest)
+
+
 def _nearest_option(message: str, parser: ArgumentParser) -> str:
     marker = "unrecognized arguments: "
     if marker not in message:
         return ""
     typed = message.split(marker, 1)[1].split()[0].split("=")[0]
+    if "." in typed and "key=value" in (parser.usage or ""):
+        return f"; settings of a configuration have no dashes: {typed.lstrip('-')}=VALUE"
     return nearest(typed, [option for action in parser._actions for option in action.option_strings])
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fat5.cli.settings import add_settings, settings_from
 from fat5.data.pretokenize import PretokenizeConfig, pretokenize
-from fat5.data.sources import TextSource
+from fat5.data.sources import TextSource, local_files
 from fat5.data.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Write the token files and print what they hold."""
     source, config = settings_from(args, TextSource), settings_from(args, PretokenizeConfig)
+    local_files(source)  # a mistyped file shows before a tokenizer is looked for on the hub
     manifests = pretokenize(source, load_tokenizer(args.tokenizer), args.output, config)
     for name, manifest in manifests.items():
         place = f"{args.output}/{name}" if len(manifests) > 1 else args.output

@@ -6,7 +6,7 @@ import logging
 import multiprocessing
 import os
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
@@ -30,7 +30,7 @@ from fat5.data.pretokenize_progress import (
 from fat5.data.sources import TextSource, expected_bytes, read_documents
 from fat5.data.special_tokens import SpecialTokens
 from fat5.data.text_encoder import EncodedDocuments, EncoderSettings, TextEncoder, encode_in_worker, start_worker
-from fat5.data.text_files import checked_text
+from fat5.data.text_files import checked_text, file_format
 from fat5.data.token_dataset import token_dtype
 from fat5.data.token_shards import write_shard
 from fat5.data.tokenizer import backend_of, tokenizer_fingerprint, write_tokenizer
@@ -265,7 +265,14 @@ def _check_not_empty(manifests: dict[str, Manifest], config: PretokenizeConfig) 
         left_out = ", ".join(f"{count:,} {reason}" for reason, count in counts.items()) or "none"
         split = f"for the {name} split " if len(manifests) > 1 else ""
         advice = f"; validation_fraction is {config.validation_fraction}" if kept else ""
+        if kept and _by_paragraph(manifest.source):
+            advice += "; in .txt files a blank line ends a document, unless documents is 'line'"
         raise DataError(f"no document is left {split}of {kept + counts.total():,} read; skipped: {left_out}{advice}")
+
+
+def _by_paragraph(source: Mapping[str, Any]) -> bool:
+    texts = [entry for entry in source.get("source", []) if file_format(Path(entry)) == ".txt"]
+    return bool(texts) and source["documents"] == "paragraph"
 
 
 def _checked(documents: Iterable[str]) -> Iterator[str]:

@@ -113,7 +113,11 @@ def load_splits(task: str, fields: Sequence[Field], data: TaskData, *, need_trai
         train, validation = _hold_out(train, data.validation_fraction)
         logger.info("no validation split: %d of the training rows are held out for it", len(validation))
     if not test and not validation:
-        raise DataError(f"{data.source} has no split to be judged on; its splits are {', '.join(tables)}")
+        counts = ", ".join(f"{name} of {len(rows):,} rows" for name, rows in tables.items())
+        raise DataError(
+            f"{data.source} has no split to be judged on: expected one named test or valid, or at least 2 training "
+            f"rows to hold some out of; got {counts}"
+        )
     if not test:
         logger.warning("no test split: the scores are those of the validation split that also chooses the model")
     return Splits(

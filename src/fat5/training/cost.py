@@ -39,7 +39,9 @@ class CostConfig:
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} is {value}, expected more than 0")
         if self.rate is None and self.accounts is None:
-            raise ConfigError("expected a rate in tokens per second, or the accounts of an earlier run")
+            raise ConfigError(
+                "expected a rate (tokens per second) or accounts (the accounts.json of an earlier run), got neither"
+            )
 
 
 @dataclass(frozen=True)

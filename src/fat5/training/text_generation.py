@@ -136,6 +136,7 @@ def load_model(
     tokenizer = load_tokenizer(name)
     try:
         config = FAT5Config.from_pretrained(name)
+        _check_decoder(config, name)
         model = FAT5ForConditionalGeneration.from_pretrained(
             name, config=config, dtype="auto" if dtype is None else DTYPES[dtype]
         )
@@ -145,6 +146,13 @@ def load_model(
         raise CheckpointError(f"the model in {name} could not be loaded: {str(error).splitlines()[0]}") from error
     model.to(place)  # type: ignore[arg-type]  # the wrapper of Transformers' method hides its self
     return model.eval(), tokenizer
+
+
+def _check_decoder(config: FAT5Config, name: str) -> None:
+    """Raise for what `fat5 finetune` makes of the encoder alone, before Transformers prints a table of its weights."""
+    written = (config.architectures or [""])[0]
+    if written.startswith("FAT5For") and written != FAT5ForConditionalGeneration.__name__:
+        raise CheckpointError(f"got a {written} in {name}, which has no decoder; expected FAT5ForConditionalGeneration")
 
 
 def generate_texts(
