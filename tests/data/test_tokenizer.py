@@ -236,10 +236,10 @@ def test_a_typo_without_a_network_is_an_error_at_once(tmp_path, monkeypatch):
     (tmp_path / "tokens").mkdir()
     monkeypatch.setattr("socket.getaddrinfo", unreachable)
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", from_pretrained)
-    monkeypatch.setattr("fat5.data.tokenizer.getproxies", dict)
+    monkeypatch.setattr("fat5.data.hub.getproxies", dict)
     with pytest.raises(DataError, match=r"'tokenz' is no folder; did you mean 'tokens'\?.*hub.*: couldn't connect"):
         load_tokenizer("tokenz")
-    monkeypatch.setattr("fat5.data.tokenizer.getproxies", lambda: {"https": "proxy:3128"})
+    monkeypatch.setattr("fat5.data.hub.getproxies", lambda: {"https": "proxy:3128"})
     with pytest.raises(DataError, match="couldn't connect"):
         load_tokenizer("tokenz")
     assert asked == [True, False]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import time
 
 import pytest
 import torch
@@ -119,6 +121,20 @@ def test_what_does_not_agree_is_refused(started, tmp_path, changes, error, messa
     with pytest.raises(error, match=message):
         pretrain(started(**changes))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_mistyped_folder_is_refused_at_once_without_a_network(started, t5_folder, monkeypatch):
+    def unreachable(*_):
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.chdir(t5_folder.parent)
+    monkeypatch.setattr("socket.getaddrinfo", unreachable)
+    monkeypatch.setattr("fat5.data.hub.getproxies", dict)
+    typo = f"{t5_folder.name}s"
+    began = time.monotonic()
+    with pytest.raises(CheckpointError, match=rf"is '{typo}'; did you mean '{t5_folder.name}'\?"):
+        pretrain(started(training__init_from=typo))
+    assert time.monotonic() - began < 10  # the hub's client waits for 23 seconds
 
 
 def test_a_checkpoint_that_lacks_a_weight_is_refused(started, t5_folder):

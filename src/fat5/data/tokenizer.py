@@ -6,16 +6,14 @@ import errno
 import hashlib
 import json
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
+from fat5.data.hub import hub_resolves, nearest_folder
 from fat5.data.output_folder import output_folder
-from fat5.errors import DataError, nearest
+from fat5.errors import DataError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -83,38 +81,17 @@ def load_tokenizer(name_or_path: str | os.PathLike[str]) -> PreTrainedTokenizerB
     if not local and (Path(name).is_absolute() or name.startswith(".") or name.count("/") > 1):
         raise FileNotFoundError(f"there is no folder {name}")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=not local and not _hub_resolves())
+        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=not local and not hub_resolves())
     except Exception as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         what = (
             f"the tokenizer in {name}"
             if local
-            else f"{name!r} is no folder{_nearest_folder(Path(name))}, and a tokenizer of that name on the hub"
+            else f"{name!r} is no folder{nearest_folder(name)}, and a tokenizer of that name on the hub"
         )
         raise DataError(f"{what} could not be loaded: {reason[0]}") from error
     backend_of(tokenizer)
     return tokenizer
-
-
-def _nearest_folder(path: Path) -> str:
-    return nearest(path.name, [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else [])
-
-
-def _hub_resolves() -> bool:
-    """Whether the hub's host has an address here; behind a proxy, which resolves it, that is taken for granted.
-
-    Without a network the hub's client would try for most of a minute, even for a folder's name with a typo.
-    """
-    from huggingface_hub import constants
-
-    host = urlsplit(constants.ENDPOINT).hostname
-    if host is None or {"https", "http", "all"} & set(getproxies()):
-        return True
-    try:
-        socket.getaddrinfo(host, None)
-    except socket.gaierror:
-        return False
-    return True
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fat5.data.hub import hub_resolves, nearest_folder
 from fat5.errors import CheckpointError, ConfigError
 from fat5.models import FAT5Config, FAT5ForConditionalGeneration
 from fat5.optim import is_sharded
@@ -36,12 +38,18 @@ def load_initial_model(
         CheckpointError: There is no such checkpoint, or weights are missing, left over or of another shape.
     """
     own: dict[str, Any] = {name: getattr(wanted, name) for name in _FREE}
+    local = Path(source).is_dir()
     try:
         loaded: Any = FAT5ForConditionalGeneration.from_pretrained(
-            source, output_loading_info=True, dtype=torch.float32, **own
+            source,
+            output_loading_info=True,
+            dtype=torch.float32,
+            local_files_only=not local and not hub_resolves(),
+            **own,
         )
     except OSError as error:
-        raise CheckpointError(f"training.init_from is {source!r}: {' '.join(str(error).split())}") from error
+        meant = "" if local else nearest_folder(source)
+        raise CheckpointError(f"training.init_from is {source!r}{meant}: {' '.join(str(error).split())}") from error
     model, report = loaded
     faults = [f"{kind} {min(map(str, names))}" for kind in _FAULTS if (names := report[f"{kind}_keys"])]
     if faults:
