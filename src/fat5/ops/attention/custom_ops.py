@@ -13,7 +13,7 @@ from fat5.ops.operators import operator, register_autograd
 RunForward = Callable[[Problem], tuple[Tensor, Tensor]]
 RunBackward = Callable[[Problem, Tensor, Tensor, Tensor, bool, Gradients], tuple[Tensor, Tensor, Tensor, Tensor | None]]
 
-_NOT_COMPUTED = 0  # elements of the tensor that stands for a gradient nobody asked for
+NOT_COMPUTED = 0  # elements of the tensor that stands for a gradient nobody asked for
 
 
 def define_ops(name: str, run_forward: RunForward, run_backward: RunBackward) -> tuple[Any, Any]:
@@ -56,7 +56,7 @@ def define_ops(name: str, run_forward: RunForward, run_backward: RunBackward) ->
         )  # fmt: skip
 
     def fake_backward(grad_out, out, lse, bias_grad, q, k, v, bias, *rest):
-        grad_bias = bias.new_empty(bias.shape) if bias is not None and bias_grad else q.new_empty(_NOT_COMPUTED)
+        grad_bias = bias.new_empty(bias.shape) if bias is not None and bias_grad else q.new_empty(NOT_COMPUTED)
         return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), grad_bias
 
     @operator(f"{name}_attention_backward", fake=fake_backward)
@@ -88,22 +88,28 @@ def define_ops(name: str, run_forward: RunForward, run_backward: RunBackward) ->
         grad_q, grad_k, grad_v, grad_bias = run_backward(
             problem, grad_out, out, lse, bias_grad, problem.room_for_gradients()
         )
-        return grad_q, grad_k, grad_v, q.new_zeros(_NOT_COMPUTED) if grad_bias is None else grad_bias
-
-    def setup_context(ctx, inputs, output):
-        tensors = [x if isinstance(x, Tensor) else None for x in inputs]
-        ctx.save_for_backward(*output, *tensors)
-        ctx.settings = [None if isinstance(x, Tensor) else x for x in inputs]
-        ctx.set_materialize_grads(False)
+        return grad_q, grad_k, grad_v, q.new_zeros(NOT_COMPUTED) if grad_bias is None else grad_bias
 
     def differentiate(ctx, grad_out, grad_lse):
-        out, lse, *tensors = ctx.saved_tensors
+        out, lse, *inputs = kept(ctx)
         if grad_out is None:
-            return (None,) * len(tensors)
-        inputs = [x if s is None else s for x, s in zip(tensors, ctx.settings, strict=True)]
+            return (None,) * len(inputs)
         bias_grad = inputs[3] is not None and ctx.needs_input_grad[3]
         *grads, grad_bias = backward(grad_out, out, lse, bias_grad, *inputs)
         return (*grads, grad_bias if bias_grad else None, *(None,) * (len(inputs) - 4))
 
-    register_autograd(forward, differentiate, setup_context=setup_context)
+    register_autograd(forward, differentiate, setup_context=keep)
     return forward, backward
+
+
+def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """Keep results and arguments of a forward for its backward, which finds them by `kept`."""
+    tensors = [x if isinstance(x, Tensor) else None for x in inputs]
+    ctx.save_for_backward(*output, *tensors)
+    ctx.settings = [None] * len(output) + [None if isinstance(x, Tensor) else x for x in inputs]
+    ctx.set_materialize_grads(False)
+
+
+def kept(ctx: Any) -> list[Any]:
+    """Return the results of a forward, and behind them its arguments."""
+    return [x if setting is None else setting for x, setting in zip(ctx.saved_tensors, ctx.settings, strict=True)]

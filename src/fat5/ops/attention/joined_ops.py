@@ -6,11 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fat5.ops.attention.custom_ops import RunBackward, RunForward
+from fat5.ops.attention.custom_ops import NOT_COMPUTED, RunBackward, RunForward, keep, kept
 from fat5.ops.attention.problem import Problem, accumulation_dtype
 from fat5.ops.operators import operator, register_autograd
-
-_NOT_COMPUTED = 0  # elements of the tensor that stands for a gradient nobody asked for
 
 
 def define_joined_ops(name: str, run_forward: RunForward, run_backward: RunBackward) -> tuple[Any, Any]:
@@ -82,25 +80,18 @@ def define_joined_ops(name: str, run_forward: RunForward, run_backward: RunBackw
         grad_joined, grad_q = _room(joined, joined), _room(q, joined)
         gradients = joined_parts(grad_joined, None if q is None else grad_q)
         *_, grad_bias = run_backward(problem, grad_out, out, lse, bias_grad, gradients)
-        return grad_joined, grad_q, joined.new_zeros(_NOT_COMPUTED) if grad_bias is None else grad_bias
-
-    def setup_context(ctx, inputs, output):
-        tensors = [x if isinstance(x, Tensor) else None for x in inputs]
-        ctx.save_for_backward(*output, *tensors)
-        ctx.settings = [None if isinstance(x, Tensor) else x for x in inputs]
-        ctx.set_materialize_grads(False)
+        return grad_joined, grad_q, joined.new_zeros(NOT_COMPUTED) if grad_bias is None else grad_bias
 
     def differentiate(ctx, grad_out, grad_lse):
-        out, lse, *tensors = ctx.saved_tensors
+        out, lse, *inputs = kept(ctx)
         if grad_out is None:
-            return (None,) * len(tensors)
-        inputs = [x if s is None else s for x, s in zip(tensors, ctx.settings, strict=True)]
+            return (None,) * len(inputs)
         bias_grad = inputs[2] is not None and ctx.needs_input_grad[2]
         grad_joined, grad_q, grad_bias = backward(grad_out, out, lse, bias_grad, *inputs)
         grads = (grad_joined, None if inputs[1] is None else grad_q, grad_bias if bias_grad else None)
         return *grads, *(None,) * (len(inputs) - 3)
 
-    register_autograd(forward, differentiate, setup_context=setup_context)
+    register_autograd(forward, differentiate, setup_context=keep)
     return forward, backward
 
 
@@ -115,4 +106,4 @@ def joined_parts(joined: Tensor, q: Tensor | None) -> tuple[Tensor, Tensor, Tens
 
 def _room(x: Tensor | None, neighbour: Tensor) -> Tensor:
     """Return memory for the gradient of a tensor, contiguous; without one, for nothing, beside its neighbour."""
-    return neighbour.new_empty(_NOT_COMPUTED) if x is None else x.new_empty(x.shape)
+    return neighbour.new_empty(NOT_COMPUTED) if x is None else x.new_empty(x.shape)
