@@ -35,7 +35,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--only", nargs="+", default=list(TASKS), choices=TASKS, metavar="TASK", help="tasks, in this order"
     )
     parser.add_argument(
-        "--models", nargs="+", default=list(MODELS), choices=MODELS, metavar="MODEL", help="which models"
+        "--models",
+        nargs="+",
+        default=list(MODELS),
+        choices=MODELS,
+        metavar="MODEL",
+        help="which models; random alone needs no pretraining",
     )
     parser.add_argument(
         "--task-seconds", type=float, default=60.0, metavar="N", help="longest training of a task and seed"
@@ -56,7 +61,7 @@ def run(arguments: Namespace, session: Session) -> None:
 
     from benchmarks.registry import UsageError
     from benchmarks.tasks.finetuning import find_leaks
-    from benchmarks.tasks.pretraining import prepare_text, pretrain_for
+    from benchmarks.tasks.pretraining import prepare_text, pretrain_for, untrained
 
     if arguments.data is None:
         raise UsageError(
@@ -79,11 +84,15 @@ def run(arguments: Namespace, session: Session) -> None:
             search = pool.submit(find_leaks, str(corpus), str(arguments.data), arguments.only)
         arguments.work.mkdir(parents=True, exist_ok=True)
         prepare_text(corpus, validation, arguments.work, arguments.vocab_size)
-        facts = pretrain_for(arguments.minutes, arguments.work, arguments.config, arguments.pretrain)
-        session.record([{"table": "pretraining", "implementation": "pretrained", "status": "ok", **facts}])
-        print(f"pretraining: {facts}", flush=True)
+        if arguments.models == ["random"]:
+            checkpoint = untrained(arguments.work, arguments.config, arguments.pretrain)
+        else:
+            facts = pretrain_for(arguments.minutes, arguments.work, arguments.config, arguments.pretrain)
+            session.record([{"table": "pretraining", "implementation": "pretrained", "status": "ok", **facts}])
+            print(f"pretraining: {facts}", flush=True)
+            checkpoint = facts["model"]
         if not arguments.only_pretrain:
-            _tasks(arguments, session, facts["model"])
+            _tasks(arguments, session, checkpoint)
         if search is not None:
             _report_leaks(search, session)
 

@@ -86,6 +86,22 @@ def pretrain_for(minutes: float, work: Path, settings: Path, overrides: Sequence
     return summary
 
 
+def untrained(work: Path, settings: Path, overrides: Sequence[str]) -> str:
+    """Write the pretraining's model without its weights, which is all that a random twin takes; return its folder."""
+    from fat5.data.tokenizer import load_tokenizer, save_tokenizer
+    from fat5.training.config import PretrainConfig
+    from fat5.training.config_file import load_settings
+
+    config = load_settings(PretrainConfig, settings, [f"data.tokenizer={work / 'tokenizer'}", *overrides])
+    tokenizer = load_tokenizer(work / "tokenizer")
+    folder = work / "untrained"
+    if not folder.is_dir():
+        save_tokenizer(tokenizer, folder)
+    model = config.model.build(len(tokenizer), pad=tokenizer.pad_token_id, eos=tokenizer.eos_token_id)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
 def say(text: str) -> None:
     """Report progress."""
     print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)

@@ -63,6 +63,13 @@ def test_pretrain_then_finetune_and_go_on(data, capsys):
     assert steps[0] == steps[1]  # the second command found the run complete
 
 
+def test_a_random_twin_alone_needs_no_pretraining(data):
+    assert main([*command(data), "--no-leaks", "--models", "random"]) == 0
+    rows = read_json(data / "rows.json")
+    assert [row["implementation"] for row in rows] == ["random", "majority", "tf-idf + logistic regression"]
+    assert not (data / "work" / "run").exists()
+
+
 def test_what_is_missing_is_named(data, capsys):
     for arguments, message in ((["tasks"], "--data is missing"), (command(data / "no"), "there is no")):
         with pytest.raises(SystemExit):

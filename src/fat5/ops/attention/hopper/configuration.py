@@ -13,7 +13,7 @@ from fat5.ops.attention.problem import Problem
 
 EVERYWHERE = -1  # a bias that is constant nowhere, such as ALiBi
 KEY_TILE = 128
-_THREE_CONSUMERS_FROM = 2048  # keys; below, 192 rows a tile waste more than a third consumer wins
+_LONG = 2048  # keys; rows of fewer waste more of tiles of 192 rows than a third consumer wins
 QUERY_BUFFERS = 2
 TURNS_A_CHUNK = 4
 """Causal tiles are sorted by work inside chunks of so many turns: few heads at a time, whose keys and values stay in
@@ -108,11 +108,15 @@ def forward_shape(configuration: Configuration, num_keys: int) -> ForwardShape:
     # measured with it.
     wide = configuration.head_dim == 128
     few = not wide and configuration.bias and not (configuration.causal or configuration.tails)
-    if few and num_keys > _THREE_CONSUMERS_FROM:
+    if few and num_keys > _LONG:
         return ForwardShape(consumers=3, ahead=False)  # nor has it registers for a tile begun ahead
-    # Causal tiles are short, and end beside each other anyway. ALiBi with tails has no registers for the next tile.
-    ahead = not configuration.causal and not (configuration.tails and configuration.radius == EVERYWHERE)
-    return ForwardShape(stages=2 if wide else 3, ahead=ahead)
+    # ALiBi with tails has no registers for the next tile.
+    spare = not (configuration.tails and configuration.radius == EVERYWHERE)
+    if configuration.causal:
+        # Short causal tiles end beside each other anyway; so do those at 64 at any length.
+        late = wide and spare and num_keys > _LONG
+        return ForwardShape(stages=2 if wide else 3, ahead=late, chunk=2 if late else TURNS_A_CHUNK)
+    return ForwardShape(stages=2 if wide else 3, ahead=spare)
 
 
 def backward_configuration(problem: Problem, bias_grad: bool, deterministic: bool) -> Configuration:
