@@ -34,6 +34,7 @@ def sources(tmp_path, monkeypatch) -> dict[str, StreamSource]:
         "hub/sharded": datasets.Dataset.from_dict({"text": texts("sharded", 60)}).to_iterable_dataset(num_shards=6),
         "hub/made": datasets.IterableDataset.from_generator(lambda: ({"text": text} for text in texts("made", 60))),
     }
+    monkeypatch.setattr("fat5.data.hub.hub_resolves", lambda: True)
     monkeypatch.setattr(datasets, "load_dataset", lambda name, *_, **__: hub[name])
     return {
         "many files": StreamSource([str(tmp_path / "part*.jsonl")]),

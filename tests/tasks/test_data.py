@@ -78,6 +78,27 @@ def test_local_files_need_no_package_datasets(tmp_path, monkeypatch):
         load("some/set")
 
 
+def test_paths_and_names_without_a_network_are_not_asked_of_the_hub(monkeypatch, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: pytest.fail("the hub was asked"))
+    (tmp_path / "tables").mkdir()
+    for path in ("./tabels", "tabels.csv", "data/tabels.parquet"):
+        with pytest.raises(FileNotFoundError, match=f"there is no file or folder {path}"):
+            load(path)
+    asked = []
+
+    def offline(name, *args, **kwargs):
+        asked.append((name, datasets.config.HF_HUB_OFFLINE))
+        raise ConnectionError("Couldn't reach it")
+
+    monkeypatch.setattr(datasets, "load_dataset", offline)
+    monkeypatch.setattr("fat5.data.hub.hub_resolves", lambda: False)
+    with pytest.raises(DataError, match=r"'tabels' is no file or folder here.*no network.*; did you mean 'tables'\?"):
+        load("tabels")
+    assert asked == [("tabels", True)]
+
+
 def test_missing_columns_are_named_with_those_found(tmp_path):
     source = write_rows(tmp_path / "train.jsonl", [{"txt": "a", "note": "b"}] * 2)
     with pytest.raises(DataError, match=r"a column for 'text'.*columns are txt, note.*data\.columns\.text=COLUMN"):
@@ -116,8 +137,10 @@ def test_empty_and_missing_splits(tmp_path):
         DataError, match=r"data\.train is 'tset', which is no file and no split; the splits are test; did"
     ):
         load(source, train="tset")
-    with pytest.raises(FileNotFoundError, match="there is no file or folder"):
-        load(tmp_path / "missing.jsonl")
+    with pytest.raises(FileNotFoundError, match=r"there is no file or folder .*; did you mean '.*/empty\.jsonl'"):
+        load(tmp_path / "emtpy.jsonl")
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*; did you mean '.*/x\.jsonl'"):
+        load(train=str(tmp_path / "xx.jsonl"))
     alone = write_rows(tmp_path / "one.jsonl", topic_rows(1))
     with pytest.raises(DataError, match=r"at least 2 training rows to hold some out of; got train of 1 rows"):
         load(alone)

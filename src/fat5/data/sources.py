@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fat5.data.hub import load_hub_dataset, may_be_on_hub
 from fat5.data.sample import SAMPLE_NAME, sample_path
 from fat5.data.text_files import (
     DocumentUnit,
@@ -19,7 +20,7 @@ from fat5.data.text_files import (
     read_file,
     text_bytes_estimate,
 )
-from fat5.errors import ConfigError, DataError, nearest
+from fat5.errors import ConfigError, DataError, nearest, nearest_path
 
 if TYPE_CHECKING:
     import datasets
@@ -36,7 +37,6 @@ _UNITS = {
     "gib": 2**30,
     "tib": 2**40,
 }
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _HUB_BATCH = 256
 _KNOWN_FILES = ".txt, .jsonl or .parquet (the first two also .gz or .zst)"
 
@@ -156,10 +156,7 @@ def local_files(source: TextSource) -> list[Path] | None:
 
 def _is_dataset(entry: str) -> bool:
     path = Path(entry)
-    if path.exists():
-        return _is_saved_dataset(path)
-    looks_local = file_format(path) is not None or path.is_absolute() or entry.startswith((".", "~"))
-    return entry != SAMPLE_NAME and not looks_local and _HUB_NAME.fullmatch(entry) is not None
+    return _is_saved_dataset(path) if path.exists() else may_be_on_hub(entry)
 
 
 def _is_saved_dataset(path: Path) -> bool:
@@ -186,34 +183,23 @@ def _files_of(entry: str) -> list[Path]:
         return [file for match in matches for file in _files_of(str(match))]
     if glob.has_magic(entry):
         raise FileNotFoundError(f"no file matches {entry}")
-    raise FileNotFoundError(f"{entry} does not exist{_nearest_file(path)}")
-
-
-def _nearest_file(path: Path) -> str:
-    return nearest(path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else [])
+    raise FileNotFoundError(f"{entry} does not exist{nearest_path(path)}")
 
 
 def open_dataset(source: TextSource) -> datasets.Dataset | datasets.IterableDataset:
-    """Open a folder written by `datasets`, or stream a data set of the hub.
+    """Open a folder written by `datasets`, or stream a data set of the hub; without a network the cache has it or not.
 
     Raises:
         DataError: There is no such data set or split.
     """
-    import datasets
-
     entry, split = source.source[0], source.split or "train"
     if Path(entry).exists():
+        import datasets
+
         if source.name is not None:
             raise ConfigError(f"name applies to data sets of the hub, not to the folder {entry}")
         return _saved_split(datasets.load_from_disk(entry), entry, split, explicit=source.split is not None)
-    try:
-        return datasets.load_dataset(entry, source.name, split=split, streaming=True)
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise DataError(
-            f"{entry!r} is no file or folder here{_nearest_file(Path(entry))}, and no data set of that name could be "
-            f"loaded from the hub: {reason}"
-        ) from error
+    return load_hub_dataset(entry, source.name, split=split, streaming=True)
 
 
 def _saved_split(loaded: Any, entry: str, split: str, *, explicit: bool) -> datasets.Dataset:

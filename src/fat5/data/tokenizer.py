@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fat5.data.hub import hub_resolves, nearest_folder
+from fat5.data.hub import local_files_only, may_be_on_hub
 from fat5.data.output_folder import output_folder
-from fat5.errors import DataError
+from fat5.errors import DataError, nearest_path
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -78,16 +78,16 @@ def load_tokenizer(name_or_path: str | os.PathLike[str]) -> PreTrainedTokenizerB
     local = Path(name).is_dir()
     if local and not (Path(name) / "tokenizer_config.json").is_file():
         raise FileNotFoundError(f"{name} holds no tokenizer: it has no tokenizer_config.json")
-    if not local and (Path(name).is_absolute() or name.startswith(".") or name.count("/") > 1):
-        raise FileNotFoundError(f"there is no folder {name}")
+    if not local and not may_be_on_hub(name):
+        raise FileNotFoundError(f"there is no folder {name}{nearest_path(name, folder=True)}")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=not local and not hub_resolves())
+        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local_files_only(name))
     except Exception as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         what = (
             f"the tokenizer in {name}"
             if local
-            else f"{name!r} is no folder{nearest_folder(name)}, and a tokenizer of that name on the hub"
+            else f"{name!r} is no folder{nearest_path(name, folder=True)}, and a tokenizer of that name on the hub"
         )
         raise DataError(f"{what} could not be loaded: {reason[0]}") from error
     backend_of(tokenizer)

@@ -12,8 +12,9 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 import fat5.models as fat5_models
+from fat5.data.hub import local_files_only, may_be_on_hub
 from fat5.data.tokenizer import load_tokenizer
-from fat5.errors import CheckpointError, ConfigError, FAT5Error
+from fat5.errors import CheckpointError, ConfigError, FAT5Error, nearest_path
 from fat5.models import FAT5Config
 from fat5.models.encoder_head import FAT5EncoderHead
 from fat5.tasks.extras import require
@@ -97,14 +98,20 @@ def load_task_model(
 
 
 def _config(name: str) -> Any:
-    if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
+    local = Path(name).is_dir()
+    if local and not (Path(name) / "config.json").is_file():
         raise FileNotFoundError(f"{name} holds no model: it has no config.json")
+    if not local and not may_be_on_hub(name):
+        raise FileNotFoundError(f"there is no folder {name}{nearest_path(name, folder=True)}")
     try:
-        return AutoConfig.from_pretrained(name)
+        return AutoConfig.from_pretrained(name, local_files_only=local_files_only(name))
     except FAT5Error:
         raise
     except Exception as error:
-        raise CheckpointError(f"{name!r} is no model folder, and none of that name could be loaded: {error}") from error
+        meant = "" if local else nearest_path(name, folder=True)
+        raise CheckpointError(
+            f"{name!r} is no model folder{meant}, and none of that name could be loaded: {_first_line(error)}"
+        ) from error
 
 
 def _set_dropout(config: Any, dropout: float) -> None:
@@ -133,7 +140,12 @@ def _pretrained(cls: Any, name: str, config: Any, *, resize: bool) -> tuple[Any,
     transformers_logging.set_verbosity_error()  # its table of new weights; they are logged below
     try:
         model, info = cls.from_pretrained(
-            name, config=config, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=resize
+            name,
+            config=config,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=resize,
+            local_files_only=local_files_only(name),
         )
     except FAT5Error:
         raise

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fat5.data.hub import load_hub_dataset, may_be_on_hub
 from fat5.data.table_files import TABLE_FORMATS, Row, name_classes, read_table, table_format
-from fat5.errors import ConfigError, DataError, nearest
+from fat5.errors import ConfigError, DataError, nearest, nearest_path
 from fat5.tasks.columns import Field, convert_rows, map_columns
 from fat5.tasks.extras import require
 
@@ -19,7 +20,6 @@ logger = logging.getLogger(__name__)
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 _USUAL_NAMES = {TRAIN: ("train", "training"), VALIDATION: ("validation", "valid", "val", "dev"), TEST: ("test", "eval")}
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,9 @@ def _find(tables: dict[str, list[Row]], role: str, given: str | None) -> str | N
 def _tables(data: TaskData) -> dict[str, list[Row]]:
     """Return the rows of every split by the split's name, or by the path where a role names a file."""
     own_files = [value for value in (data.train, data.validation, data.test) if value and table_format(Path(value))]
+    for value in own_files:
+        if not Path(value).exists():
+            raise FileNotFoundError(f"there is no file {value}{nearest_path(value)}")
     tables = {value: read_table(Path(value)) for value in own_files}
     if data.source is None:
         if not tables:
@@ -153,10 +156,9 @@ def _tables(data: TaskData) -> dict[str, list[Row]]:
         return tables | _split_table(read_table(path), data.split_column)
     if path.is_dir() and not saved:
         return tables | _folder(path)
-    looks_local = table_format(path) is not None or path.is_absolute() or data.source.startswith((".", "~"))
-    if not saved and (looks_local or _HUB_NAME.fullmatch(data.source) is None):
-        raise FileNotFoundError(f"there is no file or folder {data.source}")
-    return tables | _datasets(data, saved=saved)
+    if not saved and not may_be_on_hub(data.source):
+        raise FileNotFoundError(f"there is no file or folder {data.source}{nearest_path(path)}")
+    return tables | _datasets(data.source, data.name, saved=saved)
 
 
 def _split_table(rows: list[Row], column: str) -> dict[str, list[Row]]:
@@ -178,19 +180,21 @@ def _folder(folder: Path) -> dict[str, list[Row]]:
     return tables
 
 
-def _datasets(data: TaskData, *, saved: bool) -> dict[str, list[Row]]:
-    datasets: Any = require("datasets", "tasks", f"the data set {data.source}")
-    if saved and data.name is not None:
-        raise ConfigError(f"data.name applies to data sets of the hub, not to the folder {data.source}")
-    try:
-        loaded = datasets.load_from_disk(data.source) if saved else datasets.load_dataset(data.source, data.name)
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise DataError(
-            f"{data.source!r} is no file or folder here, and no data set of that name could be loaded: {reason}"
-        ) from error
+def _datasets(source: str, name: str | None, *, saved: bool) -> dict[str, list[Row]]:
+    datasets: Any = require("datasets", "tasks", f"the data set {source}")
+    if saved and name is not None:
+        raise ConfigError(f"data.name applies to data sets of the hub, not to the folder {source}")
+    loaded = _saved(datasets, source) if saved else load_hub_dataset(source, name)
     splits = loaded if isinstance(loaded, dict) else {TRAIN: loaded}
     return {name: name_classes(table.to_list(), table.features.to_dict()) for name, table in splits.items()}
+
+
+def _saved(datasets: Any, folder: str) -> Any:
+    try:
+        return datasets.load_from_disk(folder)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DataError(f"the data set in {folder} could not be loaded: {reason}") from error
 
 
 def _hash(row: Row) -> int:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fat5.data.hub import hub_resolves, nearest_folder
-from fat5.errors import CheckpointError, ConfigError
+from fat5.data.hub import local_files_only
+from fat5.errors import CheckpointError, ConfigError, nearest_path
 from fat5.models import FAT5Config, FAT5ForConditionalGeneration
 from fat5.optim import is_sharded
 from fat5.training.model_config import ModelConfig
@@ -38,17 +38,16 @@ def load_initial_model(
         CheckpointError: There is no such checkpoint, or weights are missing, left over or of another shape.
     """
     own: dict[str, Any] = {name: getattr(wanted, name) for name in _FREE}
-    local = Path(source).is_dir()
     try:
         loaded: Any = FAT5ForConditionalGeneration.from_pretrained(
             source,
             output_loading_info=True,
             dtype=torch.float32,
-            local_files_only=not local and not hub_resolves(),
+            local_files_only=local_files_only(source),
             **own,
         )
     except OSError as error:
-        meant = "" if local else nearest_folder(source)
+        meant = "" if Path(source).is_dir() else nearest_path(source, folder=True)
         raise CheckpointError(f"training.init_from is {source!r}{meant}: {' '.join(str(error).split())}") from error
     model, report = loaded
     faults = [f"{kind} {min(map(str, names))}" for kind in _FAULTS if (names := report[f"{kind}_keys"])]

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tqdm import tqdm
 
+from fat5.data.hub import local_files_only, may_be_on_hub
 from fat5.data.tokenizer import load_tokenizer
-from fat5.errors import CheckpointError, ConfigError, DataError, nearest
+from fat5.errors import CheckpointError, ConfigError, DataError, nearest, nearest_path
 from fat5.models import FAT5Config, FAT5ForConditionalGeneration
 from fat5.training.fill import fill_sentinels, has_sentinels, masked_input
 
@@ -131,14 +132,15 @@ def load_model(
     folder = Path(name)
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{name} holds no model: it has no config.json")
-    if not folder.is_dir() and (folder.is_absolute() or name.startswith(".") or name.count("/") > 1):
-        raise FileNotFoundError(f"there is no folder {name}")
+    if not folder.is_dir() and not may_be_on_hub(name):
+        raise FileNotFoundError(f"there is no folder {name}{nearest_path(name, folder=True)}")
     tokenizer = load_tokenizer(name)
     try:
-        config = FAT5Config.from_pretrained(name)
+        here: dict[str, Any] = {"local_files_only": local_files_only(name)}
+        config = FAT5Config.from_pretrained(name, **here)
         _check_decoder(config, name)
         model = FAT5ForConditionalGeneration.from_pretrained(
-            name, config=config, dtype="auto" if dtype is None else DTYPES[dtype]
+            name, config=config, dtype="auto" if dtype is None else DTYPES[dtype], **here
         )
     except CheckpointError:
         raise
