@@ -64,7 +64,7 @@ def _overview(argv: Sequence[str]) -> int:
 def _run_cases(names: Sequence[str], argv: Sequence[str]) -> int:
     parser = ArgumentParser(prog=f"python -m benchmarks {' '.join(names)}", formatter_class=_HelpFormatter)
     try:
-        loaded = [load_case(name) for name in names]
+        loaded = [load_case(name, commands=_SUMMARIES) for name in names]
     except UsageError as error:
         parser.error(str(error))
     _add_common_arguments(parser)
@@ -159,10 +159,13 @@ def _record(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
 
     from benchmarks.results import append_rows, read_json
+    from fat5.errors import nearest_path
 
     for file in arguments.files:
         try:
             rows = read_json(file)
+        except FileNotFoundError:
+            parser.error(f"there is no file {file}{nearest_path(file)}")
         except (OSError, ValueError) as error:
             parser.error(str(error))
         for case in dict.fromkeys(str(row["case"]) for row in rows):

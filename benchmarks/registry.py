@@ -6,6 +6,7 @@ import difflib
 import importlib
 import pkgutil
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol, cast
 
 from benchmarks import cases
@@ -39,15 +40,19 @@ def case_names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(cases.__path__))
 
 
-def load_case(name: str) -> Case:
+def load_case(name: str, commands: Iterable[str] = ()) -> Case:
     """Import a case.
+
+    Args:
+        name: Its name.
+        commands: What else may have been meant.
 
     Raises:
         UsageError: There is no such case; the message names the nearest.
     """
     names = case_names()
     if name not in names:
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(name, [*names, *commands], n=1, cutoff=0.5)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise UsageError(f"no case {name!r}; expected one of {', '.join(names)}{hint}")
     return cast(Case, importlib.import_module(f"benchmarks.cases.{name}"))

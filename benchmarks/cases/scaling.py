@@ -86,13 +86,17 @@ def _checked(arguments: Namespace, *, quick: bool, on_gpu: bool) -> tuple[int, i
     """Return the numbers of processes and steps.
 
     Raises:
-        UsageError: There are fewer GPUs, or the steps cannot be divided into log windows that are long enough.
+        UsageError: There are fewer GPUs, there are no such token files, or the steps cannot be divided into log windows
+            that are long enough.
     """
     import torch
 
     from benchmarks.registry import UsageError
     from benchmarks.scaling.plan import LEAST_WINDOW, WINDOWS
+    from fat5.errors import nearest_path
 
+    if arguments.train is not None and not arguments.train.is_dir():
+        raise UsageError(f"there is no folder {arguments.train}{nearest_path(arguments.train, folder=True)}")
     there = torch.cuda.device_count() if on_gpu else 2
     processes = there if arguments.processes is None else arguments.processes
     if processes < 1 or (on_gpu and processes > there):

@@ -62,6 +62,7 @@ def run(arguments: Namespace, session: Session) -> None:
     from benchmarks.registry import UsageError
     from benchmarks.tasks.finetuning import find_leaks
     from benchmarks.tasks.pretraining import prepare_text, pretrain_for, untrained
+    from fat5.errors import nearest_path
 
     if arguments.data is None:
         raise UsageError(
@@ -72,9 +73,9 @@ def run(arguments: Namespace, session: Session) -> None:
         arguments.data / "corpus_fr_valid.parquet",
     )
     tables = [arguments.data / "tasks" / f"{name}.parquet" for name in arguments.only]
-    missing = [str(path) for path in (corpus, validation, *tables) if not path.is_file()]
-    if missing:
-        raise UsageError(f"there is no {missing[0]}")
+    for path in (corpus, validation, *tables, arguments.config):
+        if not path.is_file():
+            raise UsageError(f"there is no {path}{nearest_path(path)}")
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("fat5").setLevel(logging.INFO)
     # Beside the training: the search takes one core for as long as some steps.

@@ -13,6 +13,7 @@ from fat5.data.special_tokens import SpecialTokens
 from fat5.data.text_files import read_file
 from fat5.data.token_dataset import TokenDataset
 from fat5.data.tokenizer import backend_of, load_tokenizer
+from fat5.errors import nearest_path
 
 _BATCH = 1000
 
@@ -42,7 +43,7 @@ def open_corpus(train: Path, validation: Path, tokenizer: Path, config: Denoisin
     """
     for path in (train, validation, tokenizer):
         if not path.exists():
-            raise UsageError(f"{path} does not exist")
+            raise UsageError(f"{path} does not exist{nearest_path(path)}")
     loaded = load_tokenizer(tokenizer)
     prefixes = list(dict.fromkeys(denoiser.prefix for denoiser in config.mixture if denoiser.prefix is not None))
     special = SpecialTokens.from_tokenizer(loaded, prefixes)

@@ -13,6 +13,8 @@ from benchmarks import cases
 from benchmarks.command_line import main, reproducing_command
 from benchmarks.results import read_json, read_rows
 
+ROOT = Path(__file__).resolve().parents[2]
+
 TOY = """
 from benchmarks.subject import GateError, Phase, Prepared, Subject
 
@@ -92,15 +94,19 @@ def test_rows_of_another_machine_are_recorded_once(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["atention"], "no case 'atention'.*did you mean 'attention'"),
+        (["attnetion"], "no case 'attnetion'.*did you mean 'attention'"),
+        (["reprot"], "no case 'reprot'.*did you mean 'report'"),
         (["toy", "--sise", "3"], "unrecognized arguments: --sise"),
         (["toy", "other_toy", "--size", "3"], "unrecognized arguments: --size"),
         (["--quick"], "unrecognized arguments: --quick"),
         ([], "name a case first"),
-        (["record", "/nowhere.json"], "No such file"),
+        (["record", "/nowhere.json"], "there is no file /nowhere.json"),
+        (["record", "benchmarks/results/attnetion.csv"], "did you mean 'benchmarks/results/attention.csv'"),
         (["attention", "--implementations", "fat5-tritn"], "no implementation 'fat5-tritn'.*'fat5-triton'"),
     ],
 )
-def test_mistakes_are_named(arguments, message, capsys):
+def test_mistakes_are_named(arguments, message, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     assert stop.value.code == 2
@@ -115,8 +121,7 @@ def test_help_lists_the_cases_without_loading_torch():
         "with contextlib.suppress(SystemExit):\n    main(['--help'])\n"
         "assert 'torch' not in sys.modules"
     )
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     for name in ("attention", "collator", "plot", "record"):
         assert f"  {name} " in done.stdout
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,8 @@ from benchmarks.scaling.communication import communication_shares
 from benchmarks.scaling.launch import Outcome, RunError
 from benchmarks.scaling.plan import SAME, TIMES, Run, Scale
 from fat5.training.profiling import Kernel
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_communication_counts_alone_where_nothing_else_runs():
@@ -150,9 +153,11 @@ def test_a_worker_that_fails_or_takes_too_long_is_an_error(scale, tmp_path, monk
     [
         (["--processes", "0"], "--processes is 0, expected 1"),
         (["--steps", "6"], "--steps is 6, expected a multiple of 4"),
+        (["--train", "benchmarks/reslts"], "there is no folder benchmarks/reslts; did you mean 'benchmarks/results'?"),
     ],
 )
-def test_numbers_that_cannot_be_are_refused(arguments, message, capsys):
+def test_what_cannot_be_is_refused(arguments, message, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
     with pytest.raises(SystemExit):
         main(["scaling", "--no-save", *arguments])
     assert message in capsys.readouterr().err

@@ -71,7 +71,11 @@ def test_a_random_twin_alone_needs_no_pretraining(data):
 
 
 def test_what_is_missing_is_named(data, capsys):
-    for arguments, message in ((["tasks"], "--data is missing"), (command(data / "no"), "there is no")):
+    for arguments, message in (
+        (["tasks"], "--data is missing"),
+        (command(data / "no"), "there is no"),
+        ([*command(data), "--config", str(data / "task")], "did you mean"),
+    ):
         with pytest.raises(SystemExit):
             main([*arguments, "--no-save"])
         assert message in capsys.readouterr().err

@@ -59,13 +59,19 @@ def test_module_is_the_command():
         (["cost"], "required: --tokens"),
         (["cost", "--tokens", "1"], "expected a rate (tokens per second) or accounts"),
         (["cost", "--tokens", "1", "--prices", "a=1"], "--prices is 'a=1', expected dict[str, float] | null"),
-        (["pretrain", "missing.yaml"], "missing.yaml: No such file or directory"),
+        (["pretrain", "missing.yaml"], "there is no file missing.yaml"),
+        (["pretrain", "conf.yml"], "there is no file conf.yml; did you mean 'config.yaml'?"),
+        (["pretrain", "config/smal.yaml"], "there is no file config/smal.yaml; did you mean 'configs/small.yaml'?"),
+        (["export", "config", "b", "--to", "t5"], "there is no folder config; did you mean 'configs'?"),
         (["pretrain", "model.d_modle=3"], "unknown setting model.d_modle; did you mean model.d_model?"),
         (["pretrain"], "missing settings: training.output_dir"),
     ],
 )
 def test_a_user_error_is_one_line_and_exit_code_2(arguments, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").mkdir()
+    for name in ("config.yaml", "configs/small.yaml"):
+        (tmp_path / name).touch()
     assert cli.main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

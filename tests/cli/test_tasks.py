@@ -75,11 +75,15 @@ def test_a_file_of_settings_names_the_task(checkpoint, tmp_path, capsys):  # noq
         (["finetune", "similarity", "m", "--output", "o"], "data.source is missing"),
         (["evaluate", "seq2seq"], "nothing to evaluate: name a model, ask for the baselines, or both"),
         (["evaluate", "seq2seq", "--baseline", "--data", "no.jsonl"], "there is no file or folder no.jsonl"),
-        (["sweep", "run", "topic.yaml", "--output", "o"], "topic.yaml: No such file or directory"),
+        (["sweep", "run", "topic.yaml", "--output", "o"], "there is no file topic.yaml"),
+        (["finetune", "tasks/topics_fr.yaml"], "no file tasks/topics_fr.yaml; did you mean 'tasks/topic_fr.yaml'?"),
+        (["finetune", "similarity", "task/topicfr.yml"], "did you mean 'tasks/topic_fr.yaml'?"),
     ],
 )
 def test_a_user_error_is_one_line(arguments, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "topic_fr.yaml").touch()
     assert cli.main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("fat5: error: ")

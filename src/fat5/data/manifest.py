@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from fat5.errors import DataError
+from fat5.errors import DataError, nearest_path
 from fat5.files import atomic_file
 
 MANIFEST_NAME = "manifest.json"
@@ -83,7 +83,9 @@ class Manifest:
         root = Path(folder)
         path = root / MANIFEST_NAME
         if not root.is_dir():
-            raise FileNotFoundError(f"{root} does not exist or is no folder; make it with `fat5 pretokenize`")
+            raise FileNotFoundError(
+                f"{root} does not exist or is no folder{nearest_path(root, folder=True)}; `fat5 pretokenize` makes one"
+            )
         if not path.is_file():
             raise DataError(_no_manifest(root))
         try:

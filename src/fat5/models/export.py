@@ -13,7 +13,7 @@ import torch
 import transformers
 from safetensors import SafetensorError, safe_open
 
-from fat5.errors import CheckpointError, ConfigError, nearest
+from fat5.errors import CheckpointError, ConfigError, nearest, nearest_path
 from fat5.files import atomic_directory
 from fat5.models.configuration import FAT5Config
 from fat5.models.conversion import settings_to_t5
@@ -51,12 +51,14 @@ def export_checkpoint(source: str | os.PathLike[str], output: str | os.PathLike[
 
     Raises:
         ConfigError: There is no such format, or the model is not one that it can express.
-        CheckpointError: The source has no whole weights in safetensors.
+        CheckpointError: There is no such folder, or it has no whole weights in safetensors.
         FileExistsError: `output` is not empty.
     """
     if to not in FORMATS:
         raise ConfigError(f"got the format {to!r}; expected one of {', '.join(FORMATS)}{nearest(to, FORMATS)}")
     folder = Path(source)
+    if not folder.is_dir():
+        raise CheckpointError(f"there is no folder {folder}{nearest_path(folder, folder=True)}")
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} holds no model: it has no config.json")
     if to == "sentence-transformers":

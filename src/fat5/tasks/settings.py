@@ -7,7 +7,6 @@ import inspect
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import yaml
@@ -16,7 +15,7 @@ from fat5.errors import ConfigError, nearest
 from fat5.optim import OptimizerConfig, ScheduleConfig
 from fat5.tasks.registry import TASKS, task_class
 from fat5.tasks.splits import TaskData
-from fat5.training.config_file import load_settings
+from fat5.training.config_file import load_settings, settings_file
 
 
 @dataclass(frozen=True)
@@ -195,7 +194,7 @@ def _task_of(path: str | os.PathLike[str] | None) -> str | None:
     if path is None:
         return None
     try:
-        settings = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        settings = yaml.safe_load(settings_file(path).read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError):
         return None  # load_settings has the message
     task = settings.get("task") if isinstance(settings, dict) else None

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
-from fat5.errors import ConfigError
+from fat5.errors import ConfigError, nearest_path
 
 Config = TypeVar("Config")
 
@@ -35,10 +35,21 @@ def load_settings(
         ConfigError: the file is no YAML mapping; a key is unknown (the nearest known one is named) or missing; a value
             has a wrong type (got and expected are named) or is refused by the dataclass.
     """
-    settings = _read_yaml(Path(path)) if path is not None else {}
+    settings = _read_yaml(settings_file(path)) if path is not None else {}
     for override in overrides:
         _apply(settings, override)
     return build_settings(cls, settings)
+
+
+def settings_file(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a file of settings.
+
+    Raises:
+        FileNotFoundError: There is none; the message names the nearest.
+    """
+    if not Path(path).exists():
+        raise FileNotFoundError(f"there is no file {os.fspath(path)}{nearest_path(path)}")
+    return Path(path)
 
 
 def build_settings(cls: type[Config], settings: Mapping[str, Any]) -> Config:
