@@ -88,6 +88,10 @@ def test_the_first_two_micro_batches_are_warm_up(make_config, accumulation, step
     assert ["tokens_per_second" in entry for entry in entries] == [step >= steps for step in range(3)]
 
 
+def named(parameters):
+    return [(f"weight{index}", parameter) for index, parameter in enumerate(parameters)]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_buffers_add_up_as_autograd_does(dtype):
     torch.manual_seed(0)
@@ -95,7 +99,7 @@ def test_buffers_add_up_as_autograd_does(dtype):
     parameters = [nn.Parameter(torch.randn(shape, dtype=dtype)) for shape in shapes]
     frozen, idle = nn.Parameter(torch.ones(2), requires_grad=False), nn.Parameter(torch.ones(4, dtype=dtype))
     wide = nn.Parameter(torch.randn(6, dtype=torch.float64))
-    buffers = GradientBuffers([*parameters[:2], frozen, wide, idle, *parameters[2:]])
+    buffers = GradientBuffers(named([*parameters[:2], frozen, wide, idle, *parameters[2:]]))
     used = [*parameters, wide]
     for _ in range(2):  # the second step must not see the first
         gradients = [[torch.randn_like(parameter) for parameter in used] for _ in range(3)]
@@ -116,6 +120,44 @@ def test_buffers_add_up_as_autograd_does(dtype):
         assert frozen.grad is None
         for parameter in used:
             parameter.grad = None
+
+
+def test_ranks_are_counted_without_rounding(monkeypatch):
+    """bf16 cannot add 1 to 256; here are 300 ranks, one after the other, and one of them lacks a gradient or none."""
+    ranks, place, sent = 300, [0], []
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: ranks)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: place[0])
+
+    def reduced(have) -> GradientBuffers:
+        parameters = [nn.Parameter(torch.ones(3, dtype=torch.bfloat16)) for _ in range(2)]
+        buffers = GradientBuffers(named(parameters))
+        for parameter, has in zip(parameters, have, strict=True):
+            parameter.grad = torch.ones_like(parameter) if has else None
+        buffers.take()
+        buffers.give(reduce=True)
+        return buffers
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda flat: sent.append(flat.clone()))
+    for place[0] in range(ranks):
+        with pytest.raises(FAT5Error, match=r"weight0 \(1\), weight1 \(1\)"):  # nobody else's has come
+            reduced([True, True])
+    for lacking, message in ((None, None), (299, r"rank 299: .* of the 300 ranks .*: weight1 \(299\); expected")):
+        parts = list(sent)
+        if lacking is not None:
+            with pytest.raises(FAT5Error):
+                reduced([True, False])
+            parts[lacking] = sent.pop()
+        total = parts[0].clone()
+        for part in parts[1:]:
+            total += part
+        with monkeypatch.context() as context:
+            context.setattr(torch.distributed, "all_reduce", lambda flat, total=total: flat.copy_(total))
+            if message is None:
+                reduced([True, True])
+            else:
+                with pytest.raises(FAT5Error, match=message):
+                    reduced([True, False])
 
 
 def test_graphs_are_taken_where_they_can_be(make_config, monkeypatch):

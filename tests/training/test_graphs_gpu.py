@@ -150,7 +150,7 @@ def test_buffers_are_reduced_by_nccl():
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=torch.device("cuda", 0))
     try:
         parameters = [nn.Parameter(torch.randn(shape, device="cuda").bfloat16()) for shape in ((300, 7), (13,))]
-        buffers = GradientBuffers(parameters)
+        buffers = GradientBuffers((str(index), parameter) for index, parameter in enumerate(parameters))
         gradients = [torch.randn_like(parameter) for parameter in parameters]
         for _ in range(2):
             for parameter, gradient in zip(parameters, gradients, strict=True):

@@ -22,8 +22,12 @@ def launch(
     config, path: Path, ranks: int, program: tuple[str, ...] = ("fat5", "pretrain")
 ) -> subprocess.CompletedProcess[str]:
     path.write_text(to_yaml(config))
+    return start(ranks, *program, str(path))
+
+
+def start(ranks: int, *program: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command += ["-m", *program, str(path)]
+    command += ["-m", *program]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         command, capture_output=True, text=True, timeout=300, check=False, env=environment, cwd=REPOSITORY
@@ -58,3 +62,18 @@ def test_two_ranks_equal_one_with_twice_the_accumulation(make_config, tmp_path, 
     for name, value in theirs.items():
         torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-5, msg=name)
     assert {path.name for path in checkpoint.glob("rng_state_*")} == {"rng_state_0.pth", "rng_state_1.pth"}
+
+
+def test_gradients_of_other_parameters_on_one_rank_are_an_error(tmp_path):
+    """Buffers that would mix a step's gradients with those of an earlier step, or update a parameter on one rank."""
+    finished = start(2, "tests.training.gradient_sets", str(tmp_path))
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))
+    both, one = {"a": 3.0, "b": 3.0, "c": 3.0}, {"a": 3.0, "b": None, "c": 3.0}
+    for told in (first, second):
+        assert told["sums"] == [both, both, one, one, both]
+        assert told["looks"] == 3  # once for each new set
+    lost = "these parameters have a gradient on some of the 2 ranks alone (on how many is in brackets): b (1), c (1);"
+    assert [told["at_first"] for told in (first, second)] == [f"rank {rank}: {lost}" for rank in range(2)]
+    # Later the rank tells whose set is a new one: no other looks.
+    assert [told["later"] for told in (first, second)] == [f"rank 0: {lost}", None]

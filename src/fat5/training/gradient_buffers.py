@@ -9,8 +9,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from fat5.errors import FAT5Error
+
 _ALIGNMENT = 256
 """Bytes at which each parameter's part begins, as if it had been allocated on its own."""
+_RANKS_A_COUNTER = 128
+"""Ranks that are added up in one element: bf16 counts to 256 without rounding."""
+_SHOWN = 4
+"""Parameters that an error names."""
 
 
 class GradientBuffers:
@@ -19,15 +25,25 @@ class GradientBuffers:
     The sums are those of autograd, in the gradients' own type: g = (g_1 + g_2) + g_3 ..., rounded after each addition.
     Parameters of one type share one flat buffer, so that one collective reduces them.
 
+    A parameter without a gradient on one rank would keep its sum of an earlier step there, and get an update on some
+    ranks alone. So the ranks that have a gradient of each parameter are counted, in the same collective: a rank whose
+    set of parameters is a new one may not enter one that the others do not. The counts are looked at where the set is
+    new, which is the first step and whenever another graph is recorded; no other step waits for the device.
+
     Args:
-        parameters: The model's, in the same order on all ranks; those without requires_grad are left out.
+        named_parameters: The model's, in the same order on all ranks; those without requires_grad are left out.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+    def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+        trained = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
+        self._names = [name for name, _ in trained]
+        self._parameters = [parameter for _, parameter in trained]
         self._flat: list[Tensor] = []
         self._views: list[Tensor] = []
         self._holds = [False] * len(self._parameters)
+        self._counts = torch.empty(0)  # [parameters, counters]: part of the first flat buffer
+        self._own_counts = torch.empty(0)
+        self._agreed: list[bool] | None = None
 
     @torch.no_grad()
     def take(self) -> None:
@@ -56,12 +72,14 @@ class GradientBuffers:
         """Give the parameters their gradients back; they stay valid until the next `take`.
 
         Args:
-            reduce: Sum over all ranks of the default process group first. All must have gradients of the same
-                parameters, as one graph has.
+            reduce: Sum over all ranks of the default process group first.
+
+        Raises:
+            FAT5Error: Some ranks have a gradient of a parameter and others none; raised where the set of parameters is
+                another than in the step before, which is so on one rank at least.
         """
         if reduce:
-            for flat in self._flat:
-                dist.all_reduce(flat)
+            self._reduce()
         for index, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
             parameter.grad = view if self._holds[index] else None
             self._holds[index] = False
@@ -70,17 +88,46 @@ class GradientBuffers:
         """Forget what was kept: a step that was broken off."""
         self._holds = [False] * len(self._parameters)
 
+    def _reduce(self) -> None:
+        is_new = self._holds != self._agreed
+        if is_new:
+            counts = torch.zeros(self._counts.shape)
+            counts[:, dist.get_rank() // _RANKS_A_COUNTER] = torch.tensor(self._holds, dtype=counts.dtype)
+            self._own_counts = counts.to(self._counts)
+        self._counts.copy_(self._own_counts)
+        for flat in self._flat:
+            dist.all_reduce(flat)
+        if is_new:
+            self._check_counts()
+            self._agreed = list(self._holds)
+
+    def _check_counts(self) -> None:
+        ranks = dist.get_world_size()
+        counts = self._counts.double().sum(1).tolist()
+        partial = [f"{name} ({n:.0f})" for name, n in zip(self._names, counts, strict=True) if n not in (0, ranks)]
+        if partial:
+            more = f" and {len(partial) - _SHOWN} more" if len(partial) > _SHOWN else ""
+            raise FAT5Error(
+                f"rank {dist.get_rank()}: these parameters have a gradient on some of the {ranks} ranks alone (on how "
+                f"many is in brackets): {', '.join(partial[:_SHOWN])}{more}; expected a model that uses the same "
+                "parameters on all ranks in each step"
+            )
+
     def _allocate(self) -> None:
         groups: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = defaultdict(list)
         for parameter in self._parameters:
             groups[parameter.dtype, parameter.device].append(parameter)
         views: dict[int, Tensor] = {}
+        counters = -(-dist.get_world_size() // _RANKS_A_COUNTER) if dist.is_initialized() else 0
         for (dtype, device), members in groups.items():
             unit = _ALIGNMENT // dtype.itemsize
             sizes = [-(-parameter.numel() // unit) * unit for parameter in members]
+            counts = 0 if self._flat else len(self._parameters) * counters
             # Zeros: what lies between the parts is reduced too.
-            flat = torch.zeros(sum(sizes), dtype=dtype, device=device)
+            flat = torch.zeros(sum(sizes) + counts, dtype=dtype, device=device)
+            if counts:
+                self._counts = flat[-counts:].view(-1, counters)
             self._flat.append(flat)
-            for parameter, part in zip(members, flat.split(sizes), strict=True):
+            for parameter, part in zip(members, flat.split([*sizes, counts]), strict=False):
                 views[id(parameter)] = part[: parameter.numel()].view_as(parameter)
         self._views = [views[id(parameter)] for parameter in self._parameters]

@@ -42,7 +42,7 @@ class GraphTrainer(PretrainTrainer):
                 for parameter in model.parameters():
                     dist.broadcast(parameter, src=0)
         moved = several or self.args.gradient_accumulation_steps > 1
-        self._gradients = GradientBuffers(model.parameters()) if moved else None
+        self._gradients = GradientBuffers(model.named_parameters()) if moved else None
 
     @property
     def warm_up_steps(self) -> int:
