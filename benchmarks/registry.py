@@ -32,7 +32,8 @@ class Case(Protocol):
         """Measure through the session, and print the tables."""
 
     # A case with figures to reach also has `claims(rows) -> list[Claim]`: those of which the rows of one run speak. A
-    # row from a file lacks the columns that it leaves empty.
+    # row from a file lacks the columns that it leaves empty. One whose implementations may be measured by several runs
+    # has `comparison(rows)`: of all rows on file, those that its figure sets side by side.
 
 
 def case_names() -> list[str]:

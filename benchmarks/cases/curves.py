@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.curves.comparison import MODELS, curve_of, newest_comparison
+
 if TYPE_CHECKING:
     from benchmarks.session import Session
     from benchmarks.tables import Claim
@@ -33,6 +35,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--warmup", default=200, help="steps", **number)
     parser.add_argument("--max-steps", default=1_000_000, help="steps at most", **number)
     parser.add_argument("--workers", default=4, help="worker processes", **number)
+    own = "models to train: two cards can draw one each, and `record` brings them together"
+    parser.add_argument("--implementations", nargs="+", choices=MODELS, default=[*MODELS], metavar="NAME", help=own)
     parser.add_argument("--eager", action="store_true", help="without torch.compile")
 
 
@@ -78,11 +82,19 @@ def run(arguments: Namespace, session: Session) -> None:
     # FAT5 as `training.compile_mode=auto` has it.
     compiled = "fat5-cuda-graphs" if session.device.type == "cuda" else "fat5-compiled"
     names = ("fat5-eager", "transformers-eager") if arguments.eager else (compiled, "transformers-compiled")
+    settings = {
+        "model": arguments.model,
+        **{name: getattr(arguments, name).name for name in ("train", "validation", "tokenizer")},
+        "text_tokens": corpus.tokens,
+        **{name: getattr(arguments, name) for name in ("denoisers", "batch", "input_length", "target_length", "eager")},
+        **{name: getattr(plan, name) for name in ("max_steps", "lr", "warmup", "evaluate_every", "eval_batches")},
+        "minutes": plan.seconds / 60,
+    }
     rows: list[dict[str, Any]] = []
     print(f"{corpus.tokens:,} tokens of text, {workload.columns}", flush=True)
-    for name in names:
+    for name in (name for name in names if name.startswith(tuple(arguments.implementations))):
         implementation = IMPLEMENTATIONS[name]
-        columns = {"table": "curves", "model": arguments.model, "implementation": implementation.name}
+        columns = {"table": "curves", **settings, "implementation": implementation.name}
         try:
             for point in draw_curve(implementation, workload, corpus, plan, session.device, dtype):
                 rows += session.record([{**columns, "status": OK, **point}])
@@ -108,21 +120,25 @@ def describe(row: Mapping[str, Any]) -> str:
 def conclusions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what the curves say: at the same tokens, at the same time, and where validation is best."""
     ours, theirs = _curves(rows)
-    if not ours or not theirs:
-        return ["one of the two has no curve"]
-    lines = [
-        *map(str, claims(rows)),
-        f"in the same time: {ours[-1]['tokens'] / max(theirs[-1]['tokens'], 1):.2f} times the tokens, validation loss "
-        f"{ours[-1]['eval_loss']:.4f} beside {theirs[-1]['eval_loss']:.4f}",
-    ]
-    for curve in (ours, theirs):
+    lines = list(map(str, claims(rows)))
+    if ours and theirs:
+        lines.append(
+            f"in the same time: {ours[-1]['tokens'] / max(theirs[-1]['tokens'], 1):.2f} times the tokens, validation "
+            f"loss {ours[-1]['eval_loss']:.4f} beside {theirs[-1]['eval_loss']:.4f}"
+        )
+    else:
+        lines.append(
+            "one of the two has no curve here; `plot` and `report` set one beside that of another run with the same "
+            "settings"
+        )
+    for curve in filter(None, (ours, theirs)):
         best = min(curve, key=lambda row: row["eval_loss"])
         lines.append(f"{best['implementation']}: validation is best at step {best['step']}, epoch {best['epoch']:.2f}")
     return lines
 
 
 def claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
-    """Return how far the two are apart after the same tokens, if the rows of one run hold both curves."""
+    """Return how far the two are apart after the same tokens, if the rows hold both curves."""
     from benchmarks.tables import Claim
 
     ours, theirs = _curves(rows)
@@ -134,7 +150,11 @@ def claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
     return [Claim(f"validation loss at the same {mine['tokens']:,} tokens, difference", difference, 0.01, True, "")]
 
 
+def comparison(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rows of one or two runs that are compared: the newest curve of each model, with equal settings."""
+    return newest_comparison(rows)
+
+
 def _curves(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
     """Return FAT5's points and Transformers'."""
-    fine = [row for row in rows if row.get("eval_loss") is not None]
-    return [[row for row in fine if row["implementation"].startswith(name)] for name in ("fat5", "transformers")]
+    return [curve_of(rows, model) for model in MODELS]

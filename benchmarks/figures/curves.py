@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 
-from benchmarks.figures.style import caption, latest, legend_below, new_figure, tidy
+from benchmarks.curves.comparison import curve_of, newest_comparison
+from benchmarks.figures.style import caption, legend_below, new_figure, tidy
 
 _LOOKS = {
     "fat5": {"color": "#0072B2", "linewidth": 2.0, "label": "FAT5"},
@@ -17,7 +18,7 @@ _METRICS = {"eval_loss": "validation loss", "eval_accuracy": "masked accuracy"}
 
 def draw_curves(rows: Sequence[Mapping[str, str]]) -> Figure | None:
     """Draw loss (above) and masked accuracy (below) of the held-out text against seconds and tokens."""
-    shown = latest([row for row in rows if row["status"] == "ok"])
+    shown = newest_comparison([row for row in rows if row["status"] == "ok"])
     if not shown:
         return None
     figure, grid = new_figure(8.0, 5.6, rows=2, columns=2, sharey="row", sharex="col")
@@ -25,7 +26,7 @@ def draw_curves(rows: Sequence[Mapping[str, str]]) -> Figure | None:
         for line, metric in enumerate(_METRICS):
             axes = grid[line, column]
             for who, look in _LOOKS.items():
-                curve = [row for row in shown if row["implementation"].startswith(who)]
+                curve = curve_of(shown, who)
                 if curve:
                     axes.plot([float(r[name]) * factor for r in curve], [float(r[metric]) for r in curve], **look)
             if column == 0:

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.figures import FIGURES
 from benchmarks.registry import case_names, load_case
 from benchmarks.report.drawing import inline_svg
-from benchmarks.report.rows import Run, by_command, newest, read_runs
+from benchmarks.report.rows import Cells, Run, by_command, newest, read_runs
 from benchmarks.results import read_rows
 from benchmarks.tables import Claim
 
@@ -56,7 +56,7 @@ class Drawing:
     Attributes:
         name: In FIGURES.
         svg: Its element.
-        runs: What it was drawn from: the newest run of each table.
+        runs: What it was drawn from: the newest run of each table, or those that the case compares.
     """
 
     name: str
@@ -121,7 +121,8 @@ def _claims(case: str, runs: Sequence[Run]) -> list[tuple[Claim, Run]]:
     if claims is None:
         return []
     found: dict[str, tuple[Claim, Run]] = {}
-    for command in by_command(runs):
+    compared = _compared(case, runs)
+    for command in [*([Run(case, "", compared)] if compared else []), *by_command(runs)]:
         claim: Claim
         for claim in claims(command.rows):
             held = found.get(claim.text)
@@ -130,13 +131,21 @@ def _claims(case: str, runs: Sequence[Run]) -> list[tuple[Claim, Run]]:
     return sorted(found.values(), key=lambda item: (item[0].measured is None, item[0].met))
 
 
+def _compared(case: str, runs: Sequence[Run]) -> list[Cells]:
+    """Return the rows of several runs that the case compares as if they were of one; none in most cases."""
+    comparison = getattr(load_case(case), "comparison", None) if case in case_names() else None
+    return [] if comparison is None else comparison([row for run in runs for row in run.rows])
+
+
 def _drawings(path: Path, runs: Sequence[Run]) -> list[Drawing]:
     rows = read_rows(path)
+    dates = {row["date"] for row in _compared(path.stem, runs)}
+    shown = [run for run in runs if run.date in dates] or newest(runs)
     drawings = []
     for name, (case, draw) in FIGURES.items():
         figure = draw(rows) if case == path.stem else None
         if figure is not None:
             tables = _SOURCES.get(name)
-            sources = [run for run in newest(runs) if tables is None or run.table in tables]
+            sources = [run for run in shown if tables is None or run.table in tables]
             drawings.append(Drawing(name, inline_svg(figure, name, name.replace("_", " ")), sources))
     return drawings
