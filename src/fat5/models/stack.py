@@ -14,6 +14,7 @@ from fat5.models.configuration import FAT5Config
 from fat5.nn import Attention, FeedForward, KeyValues, RMSNorm, SequenceLayout
 from fat5.nn.attention_weights import recorded_weights
 from fat5.nn.position import StackPositions, locate
+from fat5.nn.shared_keys import LayerKeys, SharedKeys
 from fat5.ops.norm import add_residual
 
 
@@ -89,11 +90,12 @@ class CrossAttentionLayer(_Sublayer):
         encoder_states: Tensor,
         encoder_layout: SequenceLayout,
         cache: KeyValues | None = None,
+        shared: LayerKeys | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the states before this sublayer, and its update."""
         normed, hidden_states = self._add_and_normalise(hidden_states, update)
         attended = self.EncDecAttention(
-            normed, layout, key_value_states=encoder_states, key_value_layout=encoder_layout, cache=cache
+            normed, layout, key_value_states=encoder_states, key_value_layout=encoder_layout, cache=cache, shared=shared
         )
         return hidden_states, self.dropout(attended)
 
@@ -142,8 +144,12 @@ class FAT5Block(GradientCheckpointingLayer):
         encoder_layout: SequenceLayout | None = None,
         cache: DecoderCache | None = None,
         query_offset: int | Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the states, the update still to be added, and the position bias: this block's own, or what it got.
+        shared: SharedKeys | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor | None, SharedKeys | None]:
+        """Return the states, the update still to be added, the position bias, and keys and values of cross-attention.
+
+        The bias is this block's own, or what it got; keys and values are those that it got, as the next block takes
+        them.
 
         The bias is made inside the block that owns its parameters, so that a wrapper that gathers parameters a block at
         a time finds them there.
@@ -157,11 +163,13 @@ class FAT5Block(GradientCheckpointingLayer):
             hidden_states, update, layout, position_bias, positions, own_cache, query_offset
         )
         if encoder_states is not None:
+            keys = None if shared is None else shared.of_layer(self.index)
             hidden_states, update = self.layer[1](
-                hidden_states, update, layout, encoder_states, encoder_layout, cross_cache
+                hidden_states, update, layout, encoder_states, encoder_layout, cross_cache, keys
             )
+            shared = None if keys is None else keys.after
         joined = None if cache is None else cache.joined_feed_forward(self.index)
-        return *self.layer[-1](hidden_states, update, joined), position_bias
+        return *self.layer[-1](hidden_states, update, joined), position_bias, shared
 
 
 class FAT5Stack(nn.Module):
@@ -263,6 +271,7 @@ class FAT5Stack(nn.Module):
         positions = positions.on_backend(self.kernel_backend)
         position_bias: Tensor | None = None
         update: Tensor | None = None
+        shared = None if cache is not None or encoder_states is None else self._shared_keys(encoder_states)
         seen: list[Tensor] = []
         for block in self.block:
             # A checkpoint keeps what goes into a block: one tensor rather than two.
@@ -270,7 +279,7 @@ class FAT5Stack(nn.Module):
                 hidden_states, update = add_residual(update, hidden_states), None
             if output_hidden_states:
                 seen.append(hidden_states)
-            hidden_states, update, position_bias = block(
+            hidden_states, update, position_bias, shared = block(
                 hidden_states,
                 update,
                 position_bias,
@@ -280,6 +289,7 @@ class FAT5Stack(nn.Module):
                 encoder_layout=encoder_layout,
                 cache=cache,
                 query_offset=query_offset,
+                shared=shared,
             )
         if update is None:
             hidden_states = self.final_layer_norm(hidden_states)
@@ -290,12 +300,23 @@ class FAT5Stack(nn.Module):
         output = BaseModelOutputWithCrossAttentions(last_hidden_state=hidden_states, hidden_states=all_states)
         return output if return_dict else output.to_tuple()
 
+    def _shared_keys(self, encoder_states: Tensor) -> SharedKeys | None:
+        """Return keys and values of all layers, or None where each layer is to make its own.
+
+        That is also where a layer is computed a second time: to keep its keys and values is what it does not want.
+        """
+        if self.training and any(cast(FAT5Block, block).gradient_checkpointing for block in self.block):
+            return None
+        return SharedKeys.make(self._cross_attentions(), encoder_states)
+
+    def _cross_attentions(self) -> list[Attention]:
+        return [cast(CrossAttentionLayer, cast(FAT5Block, block).layer[1]).EncDecAttention for block in self.block]
+
     def _with_attentions(
         self, return_dict: bool, **inputs: Any
     ) -> BaseModelOutputWithCrossAttentions | tuple[Any, ...]:
-        layers = [cast(FAT5Block, block).layer for block in self.block]
-        own = [cast(SelfAttentionLayer, layer[0]).SelfAttention for layer in layers]
-        cross = [cast(CrossAttentionLayer, layer[1]).EncDecAttention for layer in layers] if self.is_decoder else []
+        own = [cast(SelfAttentionLayer, cast(FAT5Block, block).layer[0]).SelfAttention for block in self.block]
+        cross = self._cross_attentions() if self.is_decoder else []
         with recorded_weights(own) as own_weights, recorded_weights(cross) as cross_weights:
             output = cast(BaseModelOutputWithCrossAttentions, self.forward(**inputs, output_attentions=False))
         output.attentions = tuple(own_weights)

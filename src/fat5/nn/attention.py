@@ -24,6 +24,7 @@ from fat5.nn.position import (
     one_sided_attention,
     shared_bias,
 )
+from fat5.nn.shared_keys import LayerKeys
 from fat5.ops import AlibiBias, DenseBias, DistanceBias, flash_attention, joined_attention
 from fat5.ops.attention.joined_ops import joined_parts
 
@@ -93,6 +94,7 @@ class Attention(nn.Module):
         key_value_layout: SequenceLayout | None = None,
         cache: KeyValues | None = None,
         query_offset: int | Tensor | None = None,
+        shared: LayerKeys | None = None,
     ) -> Tensor:
         """Attend.
 
@@ -106,6 +108,8 @@ class Attention(nn.Module):
             cache: Keys and values of earlier calls. Self-attention adds its own; cross-attention makes them once, and
                 does not look at key_value_states after that.
             query_offset: Self-attention with a cache: position of the first query, an int or int tensor [B].
+            shared: Cross-attention: the keys and values that key_value_states give, if they have been made for all
+                layers at once.
 
         Returns:
             Shaped as hidden_states.
@@ -134,9 +138,16 @@ class Attention(nn.Module):
         if one_sided and isinstance(bias, AlibiBias):
             attend = partial(one_sided_attention, slopes=bias.slopes, layout=layout, backend=self.backend)
         joined = None
-        if cache is None and rotation is None and not one_sided:
+        if cache is not None or (shared is not None and not shared.made_from(key_value_states)):
+            shared = None
+        if cache is None and shared is None and rotation is None and not one_sided:
             joined = self._joined(hidden_states, key_value_states)
-        if joined is None:
+        if shared is not None:
+            q = self.q(hidden_states).unflatten(-1, (self.num_heads, self.head_dim))
+            out = shared.attend(q, bias=bias, dropout_p=dropout_p, **options)
+            if self.keeps_weights:
+                q, k, _ = joined_parts(shared.joined(), q)
+        elif joined is None:
             q, k, v = self._apart(hidden_states, key_value_states, cache)
             if rotation is not None:
                 q, k = rotation(q, k)
