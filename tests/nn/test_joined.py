@@ -142,15 +142,24 @@ def test_products_and_copies_of_a_feed_forward_s_step():
 
 
 @needs_kernels
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_what_a_feed_forward_keeps_for_its_backward(dropout):
-    """Not the activation; with dropout the product behind it has to keep what it was given."""
-    module, hidden = feed_forward(backend="triton", dropout=dropout), states(2, 200)
+@pytest.mark.parametrize(("dropout", "keep", "count"), [(0.0, False, 0), (0.2, False, 2), (0.0, True, 1)])
+def test_what_a_feed_forward_keeps_for_its_backward(dropout, keep, count):
+    """Not the activation, unless asked to; with dropout the product behind it has to keep what it was given."""
+    module, hidden = feed_forward(backend="triton", dropout=dropout, keep_inner=keep), states(2, 200)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel() // 400) or x, lambda x: x):
         module(hidden)
     assert kept.count(2 * 20) == 1  # the projection
-    assert kept.count(20) == (2 if dropout else 0)  # what dropout made, and its mask
+    assert kept.count(20) == count  # with dropout what it made, and its mask
+
+
+@needs_kernels
+def test_keeping_the_activation_changes_no_gradient():
+    hidden = states(2, 30)
+    results = [step(feed_forward(backend="triton", keep_inner=keep), hidden) for keep in (False, True)]
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.equal(ours, theirs)
+        assert ours.any()
 
 
 def test_dropout_in_training_alone_takes_the_longer_way():

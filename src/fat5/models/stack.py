@@ -103,7 +103,7 @@ class CrossAttentionLayer(_Sublayer):
 class FeedForwardLayer(_Sublayer):
     """Feed-forward as a residual sublayer."""
 
-    def __init__(self, config: FAT5Config) -> None:
+    def __init__(self, config: FAT5Config, *, keep_inner: bool = False) -> None:
         super().__init__(config)
         self.DenseReluDense = FeedForward(
             config.d_model,
@@ -112,6 +112,7 @@ class FeedForwardLayer(_Sublayer):
             gated=config.is_gated,
             dropout=config.dropout_rate,
             backend=config.kernel_backend,
+            keep_inner=keep_inner,
         )
 
     def forward(
@@ -128,10 +129,13 @@ class FAT5Block(GradientCheckpointingLayer):
     def __init__(self, config: FAT5Config, *, is_decoder: bool, owns_bias: bool, index: int) -> None:
         super().__init__()
         self.index = index
+        # What the last layers keep is let go first, and a decoder has fewer tokens than an encoder. The first third
+        # makes it again: its share would be there together with the gradient of all layers' keys and values.
+        keep_inner = is_decoder and 3 * (index + 1) > (config.num_decoder_layers or 0)
         self.layer = nn.ModuleList([SelfAttentionLayer(config, causal=is_decoder, owns_bias=owns_bias)])
         if is_decoder:
             self.layer.append(CrossAttentionLayer(config))
-        self.layer.append(FeedForwardLayer(config))
+        self.layer.append(FeedForwardLayer(config, keep_inner=keep_inner))
 
     def forward(
         self,
