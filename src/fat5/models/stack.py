@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -13,6 +14,7 @@ from fat5.models.cache import DecoderCache
 from fat5.models.configuration import FAT5Config
 from fat5.nn import Attention, FeedForward, KeyValues, RMSNorm, SequenceLayout
 from fat5.nn.attention_weights import recorded_weights
+from fat5.nn.joined import joined_weights
 from fat5.nn.position import StackPositions, locate
 from fat5.nn.shared_keys import LayerKeys, SharedKeys
 from fat5.ops.norm import add_residual
@@ -62,10 +64,13 @@ class SelfAttentionLayer(_Sublayer):
         positions: StackPositions,
         cache: KeyValues | None = None,
         query_offset: int | Tensor | None = None,
+        weight: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the states before this sublayer, and its update."""
         normed, hidden_states = self._add_and_normalise(hidden_states, update)
-        attended = self.SelfAttention(normed, layout, position_bias, positions, cache=cache, query_offset=query_offset)
+        attended = self.SelfAttention(
+            normed, layout, position_bias, positions, cache=cache, query_offset=query_offset, weight=weight
+        )
         return hidden_states, self.dropout(attended)
 
 
@@ -149,11 +154,12 @@ class FAT5Block(GradientCheckpointingLayer):
         cache: DecoderCache | None = None,
         query_offset: int | Tensor | None = None,
         shared: SharedKeys | None = None,
+        joined: tuple[Tensor | None, Tensor | None] = (None, None),
     ) -> tuple[Tensor, Tensor, Tensor | None, SharedKeys | None]:
         """Return the states, the update still to be added, the position bias, and keys and values of cross-attention.
 
         The bias is this block's own, or what it got; keys and values are those that it got, as the next block takes
-        them.
+        them. `joined` are weights of self-attention and feed-forward that have been joined for all blocks.
 
         The bias is made inside the block that owns its parameters, so that a wrapper that gathers parameters a block at
         a time finds them there.
@@ -164,7 +170,7 @@ class FAT5Block(GradientCheckpointingLayer):
         position_bias = own_bias if own_bias is not None else position_bias
         own_cache, cross_cache = (None, None) if cache is None else cache.layer(self.index)
         hidden_states, update = self.layer[0](
-            hidden_states, update, layout, position_bias, positions, own_cache, query_offset
+            hidden_states, update, layout, position_bias, positions, own_cache, query_offset, joined[0]
         )
         if encoder_states is not None:
             keys = None if shared is None else shared.of_layer(self.index)
@@ -172,8 +178,8 @@ class FAT5Block(GradientCheckpointingLayer):
                 hidden_states, update, layout, encoder_states, encoder_layout, cross_cache, keys
             )
             shared = None if keys is None else keys.after
-        joined = None if cache is None else cache.joined_feed_forward(self.index)
-        return *self.layer[-1](hidden_states, update, joined), position_bias, shared
+        wi = joined[1] if cache is None else cache.joined_feed_forward(self.index)
+        return *self.layer[-1](hidden_states, update, wi), position_bias, shared
 
 
 class FAT5Stack(nn.Module):
@@ -276,8 +282,9 @@ class FAT5Stack(nn.Module):
         position_bias: Tensor | None = None
         update: Tensor | None = None
         shared = None if cache is not None or encoder_states is None else self._shared_keys(encoder_states)
+        joined = self._joined_weights() if cache is None else [(None, None)] * len(self.block)
         seen: list[Tensor] = []
-        for block in self.block:
+        for block, weights in zip(self.block, joined, strict=True):
             # A checkpoint keeps what goes into a block: one tensor rather than two.
             if update is not None and (output_hidden_states or (block.gradient_checkpointing and self.training)):
                 hidden_states, update = add_residual(update, hidden_states), None
@@ -294,6 +301,7 @@ class FAT5Stack(nn.Module):
                 cache=cache,
                 query_offset=query_offset,
                 shared=shared,
+                joined=weights,
             )
         if update is None:
             hidden_states = self.final_layer_norm(hidden_states)
@@ -309,9 +317,23 @@ class FAT5Stack(nn.Module):
 
         That is also where a layer is computed a second time: to keep its keys and values is what it does not want.
         """
-        if self.training and any(cast(FAT5Block, block).gradient_checkpointing for block in self.block):
+        if self._recomputes():
             return None
         return SharedKeys.make(self._cross_attentions(), encoder_states)
+
+    def _joined_weights(self) -> Sequence[tuple[Tensor | None, Tensor | None]]:
+        """Return for each block weights of self-attention and feed-forward, or None where it is to join them itself.
+
+        That is also outside of a compiled step, where gradients are sent to other ranks as each layer has its own.
+        """
+        if not torch.compiler.is_compiling() or not torch.is_grad_enabled() or self._recomputes():
+            return [(None, None)] * len(self.block)
+        layers = [cast(Any, block).layer for block in self.block]
+        own = joined_weights([layer[0].SelfAttention.joined_maps() for layer in layers])
+        return list(zip(own, joined_weights([layer[-1].DenseReluDense.joined_maps() for layer in layers]), strict=True))
+
+    def _recomputes(self) -> bool:
+        return self.training and any(cast(FAT5Block, block).gradient_checkpointing for block in self.block)
 
     def _cross_attentions(self) -> list[Attention]:
         return [cast(CrossAttentionLayer, cast(FAT5Block, block).layer[1]).EncDecAttention for block in self.block]

@@ -95,6 +95,7 @@ class Attention(nn.Module):
         cache: KeyValues | None = None,
         query_offset: int | Tensor | None = None,
         shared: LayerKeys | None = None,
+        weight: Tensor | None = None,
     ) -> Tensor:
         """Attend.
 
@@ -110,6 +111,7 @@ class Attention(nn.Module):
             query_offset: Self-attention with a cache: position of the first query, an int or int tensor [B].
             shared: Cross-attention: the keys and values that key_value_states give, if they have been made for all
                 layers at once.
+            weight: Self-attention: the weights of `joined_maps` one below the other, if they have been joined.
 
         Returns:
             Shaped as hidden_states.
@@ -141,7 +143,7 @@ class Attention(nn.Module):
         if cache is not None or (shared is not None and not shared.made_from(key_value_states)):
             shared = None
         if cache is None and shared is None and rotation is None and not one_sided:
-            joined = self._joined(hidden_states, key_value_states)
+            joined = self._joined(hidden_states, key_value_states, weight)
         if shared is not None:
             q = self.q(hidden_states).unflatten(-1, (self.num_heads, self.head_dim))
             out = shared.attend(q, bias=bias, dropout_p=dropout_p, **options)
@@ -163,11 +165,20 @@ class Attention(nn.Module):
             self.weights = weights.reshape(*hidden_states.shape[:-1], *weights.shape[-2:]).transpose(-3, -2)
         return self.o(out.reshape(*hidden_states.shape[:-1], self.num_heads * self.head_dim))
 
-    def _joined(self, hidden_states: Tensor, key_value_states: Tensor | None) -> tuple[Tensor, Tensor | None] | None:
+    def joined_maps(self) -> list[nn.Linear]:
+        """Return the maps of self-attention that one product may do for; none where q and k are turned, or split."""
+        if self.position is None or self.position.position_encoding == "rotary":
+            return []
+        return [] if self.position.is_one_sided(causal=self.causal) else [self.q, self.k, self.v]
+
+    def _joined(
+        self, hidden_states: Tensor, key_value_states: Tensor | None, weight: Tensor | None
+    ) -> tuple[Tensor, Tensor | None] | None:
         """Return q, k and v of one product and None; or k and v, and q; or None where the weights cannot be joined."""
         heads = (self.num_heads, self.head_dim)
         if key_value_states is None:
-            weight = joined_weight([self.q, self.k, self.v], hidden_states)
+            if weight is None:
+                weight = joined_weight([self.q, self.k, self.v], hidden_states)
             return None if weight is None else (F.linear(hidden_states, weight).unflatten(-1, (3, *heads)), None)
         weight = joined_weight([self.k, self.v], key_value_states)
         if weight is None:

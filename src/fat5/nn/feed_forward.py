@@ -93,6 +93,10 @@ class FeedForward(nn.Module):
             inner = inner.clamp(-largest, largest)
         return self.wo(self.dropout(inner))
 
+    def joined_maps(self) -> list[nn.Linear]:
+        """Return the maps that one product may do for: those of a gated GELU."""
+        return [self.wi_0, self.wi_1] if self.gated and self.activation in GATED_GELUS else []
+
     def _gelu(self) -> dict[str, str]:
         return {"approximate": GATED_GELUS[self.activation], "backend": self.backend}
 

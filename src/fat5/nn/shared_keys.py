@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fat5.nn.joined import joined_weight
+from fat5.nn.joined import joined_weights
 from fat5.ops.attention.shared import shared_attention
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class SharedKeys:
             return None
         if len({(attention.num_heads, attention.head_dim) for attention in attentions}) > 1:
             return None
-        weight = joined_weight([linear for attention in attentions for linear in (attention.k, attention.v)], states)
+        (weight,) = joined_weights([[linear for attention in attentions for linear in (attention.k, attention.v)]])
         if weight is None or not (weight.requires_grad or states.requires_grad):
             return None
         heads = (attentions[0].num_heads, attentions[0].head_dim)
