@@ -154,8 +154,31 @@ def checkpointed(model: nn.Module) -> None:
     model.gradient_checkpointing_enable()
 
 
+class Wrapper(nn.Module):
+    """As those that gather a block's weights while it runs: attributes are those of the block."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def __getattr__(self, name: str):
+        return super().__getattr__(name) if name == "module" else getattr(self.module, name)
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+
+def wrapped_block(model: nn.Module) -> None:
+    model.decoder.block[1] = Wrapper(model.decoder.block[1])
+
+
+def wrapped_attention(model: nn.Module) -> None:
+    layer = model.decoder.block[1].layer[1]
+    layer.EncDecAttention = Wrapper(layer.EncDecAttention)
+
+
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
-@pytest.mark.parametrize("change", [one_frozen, one_hook, kept_apart, checkpointed])
+@pytest.mark.parametrize("change", [one_frozen, one_hook, kept_apart, checkpointed, wrapped_block, wrapped_attention])
 def test_where_each_layer_makes_its_own(change):
     model = make_model()
     assert shared_calls(model, make_batch()) == LAYERS
@@ -261,5 +284,6 @@ def test_layers_of_several_sizes_make_their_own():
     states = torch.randn(2, 9, 32, device=DEVICE)
     assert SharedKeys.make(attentions, states) is not None
     assert SharedKeys.make(attentions[:1], states) is None
+    assert SharedKeys.make(attentions, states.to("meta")) is None
     attentions[1].num_heads, attentions[1].head_dim = 1, 32
     assert SharedKeys.make(attentions, states) is None

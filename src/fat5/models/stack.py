@@ -12,6 +12,7 @@ from transformers.modeling_outputs import BaseModelOutputWithCrossAttentions
 
 from fat5.models.cache import DecoderCache
 from fat5.models.configuration import FAT5Config
+from fat5.models.token_layout import make_layout, token_shape
 from fat5.nn import Attention, FeedForward, KeyValues, RMSNorm, SequenceLayout
 from fat5.nn.attention_weights import recorded_weights
 from fat5.nn.joined import joined_weights
@@ -182,6 +183,11 @@ class FAT5Block(GradientCheckpointingLayer):
         return *self.layer[-1](hidden_states, update, wi), position_bias, shared
 
 
+_OWN = (
+    FAT5Block, SelfAttentionLayer, CrossAttentionLayer, FeedForwardLayer, Attention, FeedForward, RMSNorm, nn.Dropout
+)  # fmt: skip
+
+
 class FAT5Stack(nn.Module):
     """An encoder or a decoder: embedding, blocks, final norm."""
 
@@ -313,27 +319,31 @@ class FAT5Stack(nn.Module):
         return output if return_dict else output.to_tuple()
 
     def _shared_keys(self, encoder_states: Tensor) -> SharedKeys | None:
-        """Return keys and values of all layers, or None where each layer is to make its own.
-
-        That is also where a layer is computed a second time: to keep its keys and values is what it does not want.
-        """
-        if self._recomputes():
-            return None
-        return SharedKeys.make(self._cross_attentions(), encoder_states)
+        """Return keys and values of all layers, or None where each layer is to make its own."""
+        return SharedKeys.make(self._cross_attentions(), encoder_states) if self._makes_for_all() else None
 
     def _joined_weights(self) -> Sequence[tuple[Tensor | None, Tensor | None]]:
         """Return for each block weights of self-attention and feed-forward, or None where it is to join them itself.
 
         That is also outside of a compiled step, where gradients are sent to other ranks as each layer has its own.
         """
-        if not torch.compiler.is_compiling() or not torch.is_grad_enabled() or self._recomputes():
+        if not torch.compiler.is_compiling() or not torch.is_grad_enabled() or not self._makes_for_all():
             return [(None, None)] * len(self.block)
         layers = [cast(Any, block).layer for block in self.block]
         own = joined_weights([layer[0].SelfAttention.joined_maps() for layer in layers])
         return list(zip(own, joined_weights([layer[-1].DenseReluDense.joined_maps() for layer in layers]), strict=True))
 
-    def _recomputes(self) -> bool:
-        return self.training and any(cast(FAT5Block, block).gradient_checkpointing for block in self.block)
+    def _makes_for_all(self) -> bool:
+        """Whether something may be made for all blocks before the first one runs.
+
+        Not where a block is computed a second time, to keep less; and not where somebody has wrapped one, or a layer in
+        it: a wrapper may hold the weights only while what is in it runs.
+        """
+        if self.training and any(cast(FAT5Block, block).gradient_checkpointing for block in self.block):
+            return False
+        parts = [part for block in self.block for part in (block, *cast(Any, block).layer)]
+        layers = [part for part in parts if isinstance(part, _Sublayer)]
+        return all(type(part) in _OWN for part in (*parts, *(part for layer in layers for part in layer.children())))
 
     def _cross_attentions(self) -> list[Attention]:
         return [cast(CrossAttentionLayer, cast(FAT5Block, block).layer[1]).EncDecAttention for block in self.block]
@@ -349,37 +359,3 @@ class FAT5Stack(nn.Module):
         if self.is_decoder and inputs["encoder_states"] is not None:
             output.cross_attentions = tuple(cross_weights)
         return output if return_dict else output.to_tuple()
-
-
-def token_shape(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> torch.Size:
-    """Return the shape of the tokens, [B, L] or packed [total], whichever way they come."""
-    if input_ids is not None and inputs_embeds is None:
-        return input_ids.shape
-    if inputs_embeds is not None and input_ids is None:
-        return inputs_embeds.shape[:-1]
-    raise ValueError(
-        "expected exactly one of input_ids and inputs_embeds; got " + ("both" if input_ids is not None else "neither")
-    )
-
-
-def make_layout(
-    shape: torch.Size, attention_mask: Tensor | None, cu_seqlens: Tensor | None, max_seqlen: int | None
-) -> SequenceLayout:
-    """Return the layout of tokens of this shape that a mask or the offsets of packed documents describe."""
-    if (cu_seqlens is None) != (max_seqlen is None):
-        raise ValueError(
-            f"got max_seqlen={max_seqlen} with{'out' if cu_seqlens is None else ''} cu_seqlens; they belong together"
-        )
-    if len(shape) != (2 if cu_seqlens is None else 1):
-        raise ValueError(
-            f"got inputs of shape {list(shape)}; expected [batch, length] without cu_seqlens, [total] with them"
-        )
-    if cu_seqlens is not None and max_seqlen is not None:
-        if attention_mask is not None:
-            raise ValueError("got an attention_mask with cu_seqlens; packed inputs take no mask")
-        return SequenceLayout.packed(cu_seqlens, max_seqlen)
-    if attention_mask is not None and attention_mask.shape != shape:
-        raise ValueError(
-            f"got attention_mask {list(attention_mask.shape)} for inputs {list(shape)}; expected one entry a token"
-        )
-    return SequenceLayout.from_attention_mask(attention_mask)

@@ -37,15 +37,15 @@ class SharedKeys:
     def make(cls, attentions: Sequence[Attention], states: Tensor) -> SharedKeys | None:
         """Return keys and values of these layers, or None where each is to make its own.
 
-        That is without gradients, since all of them would be in memory at once, which only a backward asks for; and
-        where the weights cannot be joined, or some are frozen and others not.
+        That is without gradients, since all of them would be in memory at once, which only a backward asks for; where
+        the weights cannot be joined, or some are frozen and others not; and where the states lie on another device.
         """
         if not torch.is_grad_enabled() or len(attentions) < 2:
             return None
         if len({(attention.num_heads, attention.head_dim) for attention in attentions}) > 1:
             return None
         (weight,) = joined_weights([[linear for attention in attentions for linear in (attention.k, attention.v)]])
-        if weight is None or not (weight.requires_grad or states.requires_grad):
+        if weight is None or weight.device != states.device or not (weight.requires_grad or states.requires_grad):
             return None
         heads = (attentions[0].num_heads, attentions[0].head_dim)
         joined = F.linear(states, weight).unflatten(-1, (len(attentions), 2, *heads))
