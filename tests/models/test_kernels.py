@@ -76,6 +76,14 @@ def test_kernels_change_nothing_but_rounding(settings, monkeypatch):
         assert expected.any()
 
 
+def test_the_decoder_s_later_layers_keep_their_activation():
+    model = FAT5ForConditionalGeneration(FAT5Config(**SIZES | {"num_layers": 2, "num_decoder_layers": 6}))
+    kept = [
+        [block.layer[-1].DenseReluDense.keep_inner for block in stack.block] for stack in (model.encoder, model.decoder)
+    ]
+    assert kept == [[False] * 2, [False] * 2 + [True] * 4]
+
+
 def test_an_unknown_backend_is_named():
     with pytest.raises(Exception, match="got kernel_backend='cuda'; expected one of auto, torch, triton"):
         FAT5Config(kernel_backend="cuda")

@@ -5,6 +5,7 @@ import torch
 
 from fat5 import FAT5Config, FAT5EncoderModel, FAT5ForConditionalGeneration
 from fat5.nn import attention as attention_module
+from fat5.nn import shared_keys as shared_keys_module
 from tests.models.conftest import SIZES
 
 
@@ -236,8 +237,12 @@ def test_attention_backend_reaches_every_attention(batch, layout, monkeypatch):
     losses = {}
     for name in working:
         asked: list[str] = []
-        for function in ("flash_attention", "joined_attention"):
-            monkeypatch.setattr(attention_module, function, recording(getattr(attention_module, function), asked))
+        for module, function in (
+            (attention_module, "flash_attention"),
+            (attention_module, "joined_attention"),
+            (shared_keys_module, "shared_attention"),
+        ):
+            monkeypatch.setattr(module, function, recording(getattr(module, function), asked))
         torch.manual_seed(0)
         model = FAT5ForConditionalGeneration(FAT5Config(**SIZES | {"d_kv": 16}, attention_backend=name)).eval()
         losses[name] = model(**pack(batch) if layout == "packed" else batch).loss

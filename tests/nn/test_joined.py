@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fat5.nn import Attention, FeedForward, PositionSettings, SequenceLayout
-from fat5.nn.joined import can_join, is_plain, joined_weight
+from fat5.nn.joined import can_join, is_plain, joined_weight, joined_weights
 from tests.ops.kernel_checks import DEVICE, needs_gpu, needs_kernels
 
 WIDTH, TOKENS = 12, 60
@@ -142,15 +143,24 @@ def test_products_and_copies_of_a_feed_forward_s_step():
 
 
 @needs_kernels
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_what_a_feed_forward_keeps_for_its_backward(dropout):
-    """Not the activation; with dropout the product behind it has to keep what it was given."""
-    module, hidden = feed_forward(backend="triton", dropout=dropout), states(2, 200)
+@pytest.mark.parametrize(("dropout", "keep", "count"), [(0.0, False, 0), (0.2, False, 2), (0.0, True, 1)])
+def test_what_a_feed_forward_keeps_for_its_backward(dropout, keep, count):
+    """Not the activation, unless asked to; with dropout the product behind it has to keep what it was given."""
+    module, hidden = feed_forward(backend="triton", dropout=dropout, keep_inner=keep), states(2, 200)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel() // 400) or x, lambda x: x):
         module(hidden)
     assert kept.count(2 * 20) == 1  # the projection
-    assert kept.count(20) == (2 if dropout else 0)  # what dropout made, and its mask
+    assert kept.count(20) == count  # with dropout what it made, and its mask
+
+
+@needs_kernels
+def test_keeping_the_activation_changes_no_gradient():
+    hidden = states(2, 30)
+    results = [step(feed_forward(backend="triton", keep_inner=keep), hidden) for keep in (False, True)]
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.equal(ours, theirs)
+        assert ours.any()
 
 
 def test_dropout_in_training_alone_takes_the_longer_way():
@@ -244,6 +254,26 @@ def test_frozen_maps():
     module(hidden, SequenceLayout()).sum().backward()
     assert module.q.weight.grad is None
     assert module.v.weight.grad.any()
+
+
+def test_many_groups_are_joined_as_each_by_itself():
+    """Also of several types; frozen ones ask for no gradient; one that cannot be joined leaves the others alone."""
+    make = functools.partial(nn.Linear, 4, bias=False)
+    groups = [[make(3), make(5)], [], [make(2).half()], [hooked(make(2)), make(2)], [make(1), make(1)], [make(6)]]
+    for linear in groups[4]:
+        linear.requires_grad_(False)
+    joined = joined_weights(groups)
+    assert [x is None for x in joined] == [False, True, False, True, False, False]
+    for group, weight in zip(groups, joined, strict=True):
+        if weight is not None:
+            assert torch.equal(weight, torch.cat([linear.weight for linear in group]))
+            assert weight.requires_grad == group[0].weight.requires_grad
+    torch.autograd.backward([joined[0], joined[5]], [torch.arange(32.0).view(8, 4), torch.ones(6, 4)])
+    assert torch.equal(groups[0][1].weight.grad, torch.arange(12.0, 32.0).view(5, 4))
+    assert groups[2][0].weight.grad is None
+    groups[5][0].requires_grad_(False)
+    groups[0][0].requires_grad_(False)
+    assert joined_weights(groups)[0] is None
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])])

@@ -8,7 +8,7 @@ import torch
 from fat5.ops.loss import cross_entropy, linear_cross_entropy
 from fat5.ops.loss.backends import BACKENDS
 from fat5.ops.loss.reference import linear_cross_entropy_reference
-from tests.ops.kernel_checks import CUDA, DEVICE, needs_kernels, relative_error
+from tests.ops.kernel_checks import CUDA, DEVICE, needs_gpu, needs_kernels, relative_error
 
 REDUCTIONS = ("mean", "sum", "none")
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -101,6 +101,19 @@ def test_linear_in_chunks_equals_the_torch_backend(reduction, chunk_bytes):
     assert all(grad.any() for grad in results[0][3:])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=needs_gpu)])
+@pytest.mark.parametrize("rows", [1, 341, 342])
+def test_gradients_are_scaled_and_rounded_once(dtype, rows):
+    """Rows of 12: less than a block of 4,096 elements, and on both sides of its end."""
+    hidden, weight = torch.randn(rows, WIDTH, device=DEVICE).to(dtype), torch.randn(rows, WIDTH, device=DEVICE)
+    grad = torch.tensor(1 / 3, device=DEVICE)
+    by_hidden, by_weight = BACKENDS["triton"].hidden.scale(grad, hidden, weight, dtype)
+    assert torch.equal(by_hidden, (hidden.float() * grad).to(dtype))
+    assert torch.equal(by_weight, (weight * grad).to(dtype))
+    assert by_hidden.any()
+    assert by_weight.any()
+
+
 def test_opcheck():
     from fat5.ops.loss.with_gradient import cross_entropy_with_gradient, multiply_gradient_
 
@@ -119,6 +132,8 @@ def test_opcheck():
         (triton.hidden.rows_backward, (grad, *plain, labels, lse, *terms, False, True)),
         (triton.hidden.sum, (hidden, weight, labels, *terms, True, True)),
         (triton.hidden.sum, (*plain, labels, *terms, False, False)),
+        (triton.hidden.scale, (torch.tensor(0.5, device=DEVICE), *plain, torch.float16)),
+        (triton.hidden.scale, (torch.tensor(0.5, device=DEVICE), plain[0], plain[1][:0], torch.float16)),
         (cross_entropy_with_gradient, (logits.detach(), labels, torch.zeros_like(logits), -100, 0.1, 0.01, True)),
         (multiply_gradient_, (torch.randn(4, 5, device=DEVICE), torch.tensor(2.0, device=DEVICE))),
     ):

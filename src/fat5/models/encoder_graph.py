@@ -17,7 +17,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from fat5.models.cuda_graph import can_capture, fingerprint, record_graph, rounded
 from fat5.models.kept import Kept
-from fat5.models.stack import make_layout
+from fat5.models.token_layout import make_layout
 from fat5.nn import SequenceLayout
 
 if TYPE_CHECKING:

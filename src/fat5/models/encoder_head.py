@@ -9,7 +9,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from fat5.models.configuration import FAT5Config
 from fat5.models.modeling import FAT5EncoderModel, FAT5PreTrainedModel
-from fat5.models.stack import FAT5Stack, make_layout, token_shape
+from fat5.models.stack import FAT5Stack
+from fat5.models.token_layout import make_layout, token_shape
 from fat5.nn import SequenceLayout, pool
 
 

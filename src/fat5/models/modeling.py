@@ -18,8 +18,9 @@ from fat5.models.generation import FAT5GenerationMixin
 from fat5.models.loading import CheckpointLoading
 from fat5.models.outputs import FAT5Seq2SeqOutput
 from fat5.models.source_layout import source_layout
-from fat5.models.stack import FAT5Block, FAT5Stack, make_layout, token_shape
+from fat5.models.stack import FAT5Block, FAT5Stack
 from fat5.models.step_cache import StepCache
+from fat5.models.token_layout import make_layout, token_shape
 from fat5.nn import AlibiSlopes, Attention, FeedForward, FireBias, RelativePositionBias, RMSNorm
 from fat5.nn.position import INITIAL_SCALE, slope_exponents
 from fat5.ops import CrossEntropyOutput, cross_entropy, linear_cross_entropy

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from fat5.models.stack import make_layout
+from fat5.models.token_layout import make_layout
 from fat5.nn import SequenceLayout
 
 _seen: WeakKeyDictionary[Any, tuple[Tensor, int, SequenceLayout]] = WeakKeyDictionary()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -11,9 +12,12 @@ from transformers.modeling_outputs import BaseModelOutputWithCrossAttentions
 
 from fat5.models.cache import DecoderCache
 from fat5.models.configuration import FAT5Config
+from fat5.models.token_layout import make_layout, token_shape
 from fat5.nn import Attention, FeedForward, KeyValues, RMSNorm, SequenceLayout
 from fat5.nn.attention_weights import recorded_weights
+from fat5.nn.joined import joined_weights
 from fat5.nn.position import StackPositions, locate
+from fat5.nn.shared_keys import LayerKeys, SharedKeys
 from fat5.ops.norm import add_residual
 
 
@@ -61,10 +65,13 @@ class SelfAttentionLayer(_Sublayer):
         positions: StackPositions,
         cache: KeyValues | None = None,
         query_offset: int | Tensor | None = None,
+        weight: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the states before this sublayer, and its update."""
         normed, hidden_states = self._add_and_normalise(hidden_states, update)
-        attended = self.SelfAttention(normed, layout, position_bias, positions, cache=cache, query_offset=query_offset)
+        attended = self.SelfAttention(
+            normed, layout, position_bias, positions, cache=cache, query_offset=query_offset, weight=weight
+        )
         return hidden_states, self.dropout(attended)
 
 
@@ -89,11 +96,12 @@ class CrossAttentionLayer(_Sublayer):
         encoder_states: Tensor,
         encoder_layout: SequenceLayout,
         cache: KeyValues | None = None,
+        shared: LayerKeys | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the states before this sublayer, and its update."""
         normed, hidden_states = self._add_and_normalise(hidden_states, update)
         attended = self.EncDecAttention(
-            normed, layout, key_value_states=encoder_states, key_value_layout=encoder_layout, cache=cache
+            normed, layout, key_value_states=encoder_states, key_value_layout=encoder_layout, cache=cache, shared=shared
         )
         return hidden_states, self.dropout(attended)
 
@@ -101,7 +109,7 @@ class CrossAttentionLayer(_Sublayer):
 class FeedForwardLayer(_Sublayer):
     """Feed-forward as a residual sublayer."""
 
-    def __init__(self, config: FAT5Config) -> None:
+    def __init__(self, config: FAT5Config, *, keep_inner: bool = False) -> None:
         super().__init__(config)
         self.DenseReluDense = FeedForward(
             config.d_model,
@@ -110,6 +118,7 @@ class FeedForwardLayer(_Sublayer):
             gated=config.is_gated,
             dropout=config.dropout_rate,
             backend=config.kernel_backend,
+            keep_inner=keep_inner,
         )
 
     def forward(
@@ -126,10 +135,13 @@ class FAT5Block(GradientCheckpointingLayer):
     def __init__(self, config: FAT5Config, *, is_decoder: bool, owns_bias: bool, index: int) -> None:
         super().__init__()
         self.index = index
+        # What the last layers keep is let go first, and a decoder has fewer tokens than an encoder. The first third
+        # makes it again: its share would be there together with the gradient of all layers' keys and values.
+        keep_inner = is_decoder and 3 * (index + 1) > (config.num_decoder_layers or 0)
         self.layer = nn.ModuleList([SelfAttentionLayer(config, causal=is_decoder, owns_bias=owns_bias)])
         if is_decoder:
             self.layer.append(CrossAttentionLayer(config))
-        self.layer.append(FeedForwardLayer(config))
+        self.layer.append(FeedForwardLayer(config, keep_inner=keep_inner))
 
     def forward(
         self,
@@ -142,8 +154,13 @@ class FAT5Block(GradientCheckpointingLayer):
         encoder_layout: SequenceLayout | None = None,
         cache: DecoderCache | None = None,
         query_offset: int | Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the states, the update still to be added, and the position bias: this block's own, or what it got.
+        shared: SharedKeys | None = None,
+        joined: tuple[Tensor | None, Tensor | None] = (None, None),
+    ) -> tuple[Tensor, Tensor, Tensor | None, SharedKeys | None]:
+        """Return the states, the update still to be added, the position bias, and keys and values of cross-attention.
+
+        The bias is this block's own, or what it got; keys and values are those that it got, as the next block takes
+        them. `joined` are weights of self-attention and feed-forward that have been joined for all blocks.
 
         The bias is made inside the block that owns its parameters, so that a wrapper that gathers parameters a block at
         a time finds them there.
@@ -154,14 +171,21 @@ class FAT5Block(GradientCheckpointingLayer):
         position_bias = own_bias if own_bias is not None else position_bias
         own_cache, cross_cache = (None, None) if cache is None else cache.layer(self.index)
         hidden_states, update = self.layer[0](
-            hidden_states, update, layout, position_bias, positions, own_cache, query_offset
+            hidden_states, update, layout, position_bias, positions, own_cache, query_offset, joined[0]
         )
         if encoder_states is not None:
+            keys = None if shared is None else shared.of_layer(self.index)
             hidden_states, update = self.layer[1](
-                hidden_states, update, layout, encoder_states, encoder_layout, cross_cache
+                hidden_states, update, layout, encoder_states, encoder_layout, cross_cache, keys
             )
-        joined = None if cache is None else cache.joined_feed_forward(self.index)
-        return *self.layer[-1](hidden_states, update, joined), position_bias
+            shared = None if keys is None else keys.after
+        wi = joined[1] if cache is None else cache.joined_feed_forward(self.index)
+        return *self.layer[-1](hidden_states, update, wi), position_bias, shared
+
+
+_OWN = (
+    FAT5Block, SelfAttentionLayer, CrossAttentionLayer, FeedForwardLayer, Attention, FeedForward, RMSNorm, nn.Dropout
+)  # fmt: skip
 
 
 class FAT5Stack(nn.Module):
@@ -263,14 +287,16 @@ class FAT5Stack(nn.Module):
         positions = positions.on_backend(self.kernel_backend)
         position_bias: Tensor | None = None
         update: Tensor | None = None
+        shared = None if cache is not None or encoder_states is None else self._shared_keys(encoder_states)
+        joined = self._joined_weights() if cache is None else [(None, None)] * len(self.block)
         seen: list[Tensor] = []
-        for block in self.block:
+        for block, weights in zip(self.block, joined, strict=True):
             # A checkpoint keeps what goes into a block: one tensor rather than two.
             if update is not None and (output_hidden_states or (block.gradient_checkpointing and self.training)):
                 hidden_states, update = add_residual(update, hidden_states), None
             if output_hidden_states:
                 seen.append(hidden_states)
-            hidden_states, update, position_bias = block(
+            hidden_states, update, position_bias, shared = block(
                 hidden_states,
                 update,
                 position_bias,
@@ -280,6 +306,8 @@ class FAT5Stack(nn.Module):
                 encoder_layout=encoder_layout,
                 cache=cache,
                 query_offset=query_offset,
+                shared=shared,
+                joined=weights,
             )
         if update is None:
             hidden_states = self.final_layer_norm(hidden_states)
@@ -290,49 +318,44 @@ class FAT5Stack(nn.Module):
         output = BaseModelOutputWithCrossAttentions(last_hidden_state=hidden_states, hidden_states=all_states)
         return output if return_dict else output.to_tuple()
 
+    def _shared_keys(self, encoder_states: Tensor) -> SharedKeys | None:
+        """Return keys and values of all layers, or None where each layer is to make its own."""
+        return SharedKeys.make(self._cross_attentions(), encoder_states) if self._makes_for_all() else None
+
+    def _joined_weights(self) -> Sequence[tuple[Tensor | None, Tensor | None]]:
+        """Return for each block weights of self-attention and feed-forward, or None where it is to join them itself.
+
+        That is also outside of a compiled step, where gradients are sent to other ranks as each layer has its own.
+        """
+        if not torch.compiler.is_compiling() or not torch.is_grad_enabled() or not self._makes_for_all():
+            return [(None, None)] * len(self.block)
+        layers = [cast(Any, block).layer for block in self.block]
+        own = joined_weights([layer[0].SelfAttention.joined_maps() for layer in layers])
+        return list(zip(own, joined_weights([layer[-1].DenseReluDense.joined_maps() for layer in layers]), strict=True))
+
+    def _makes_for_all(self) -> bool:
+        """Whether something may be made for all blocks before the first one runs.
+
+        Not where a block is computed a second time, to keep less; and not where somebody has wrapped one, or a layer in
+        it: a wrapper may hold the weights only while what is in it runs.
+        """
+        if self.training and any(cast(FAT5Block, block).gradient_checkpointing for block in self.block):
+            return False
+        parts = [part for block in self.block for part in (block, *cast(Any, block).layer)]
+        layers = [part for part in parts if isinstance(part, _Sublayer)]
+        return all(type(part) in _OWN for part in (*parts, *(part for layer in layers for part in layer.children())))
+
+    def _cross_attentions(self) -> list[Attention]:
+        return [cast(CrossAttentionLayer, cast(FAT5Block, block).layer[1]).EncDecAttention for block in self.block]
+
     def _with_attentions(
         self, return_dict: bool, **inputs: Any
     ) -> BaseModelOutputWithCrossAttentions | tuple[Any, ...]:
-        layers = [cast(FAT5Block, block).layer for block in self.block]
-        own = [cast(SelfAttentionLayer, layer[0]).SelfAttention for layer in layers]
-        cross = [cast(CrossAttentionLayer, layer[1]).EncDecAttention for layer in layers] if self.is_decoder else []
+        own = [cast(SelfAttentionLayer, cast(FAT5Block, block).layer[0]).SelfAttention for block in self.block]
+        cross = self._cross_attentions() if self.is_decoder else []
         with recorded_weights(own) as own_weights, recorded_weights(cross) as cross_weights:
             output = cast(BaseModelOutputWithCrossAttentions, self.forward(**inputs, output_attentions=False))
         output.attentions = tuple(own_weights)
         if self.is_decoder and inputs["encoder_states"] is not None:
             output.cross_attentions = tuple(cross_weights)
         return output if return_dict else output.to_tuple()
-
-
-def token_shape(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> torch.Size:
-    """Return the shape of the tokens, [B, L] or packed [total], whichever way they come."""
-    if input_ids is not None and inputs_embeds is None:
-        return input_ids.shape
-    if inputs_embeds is not None and input_ids is None:
-        return inputs_embeds.shape[:-1]
-    raise ValueError(
-        "expected exactly one of input_ids and inputs_embeds; got " + ("both" if input_ids is not None else "neither")
-    )
-
-
-def make_layout(
-    shape: torch.Size, attention_mask: Tensor | None, cu_seqlens: Tensor | None, max_seqlen: int | None
-) -> SequenceLayout:
-    """Return the layout of tokens of this shape that a mask or the offsets of packed documents describe."""
-    if (cu_seqlens is None) != (max_seqlen is None):
-        raise ValueError(
-            f"got max_seqlen={max_seqlen} with{'out' if cu_seqlens is None else ''} cu_seqlens; they belong together"
-        )
-    if len(shape) != (2 if cu_seqlens is None else 1):
-        raise ValueError(
-            f"got inputs of shape {list(shape)}; expected [batch, length] without cu_seqlens, [total] with them"
-        )
-    if cu_seqlens is not None and max_seqlen is not None:
-        if attention_mask is not None:
-            raise ValueError("got an attention_mask with cu_seqlens; packed inputs take no mask")
-        return SequenceLayout.packed(cu_seqlens, max_seqlen)
-    if attention_mask is not None and attention_mask.shape != shape:
-        raise ValueError(
-            f"got attention_mask {list(attention_mask.shape)} for inputs {list(shape)}; expected one entry a token"
-        )
-    return SequenceLayout.from_attention_mask(attention_mask)

@@ -24,6 +24,7 @@ from fat5.nn.position import (
     one_sided_attention,
     shared_bias,
 )
+from fat5.nn.shared_keys import LayerKeys
 from fat5.ops import AlibiBias, DenseBias, DistanceBias, flash_attention, joined_attention
 from fat5.ops.attention.joined_ops import joined_parts
 
@@ -93,6 +94,8 @@ class Attention(nn.Module):
         key_value_layout: SequenceLayout | None = None,
         cache: KeyValues | None = None,
         query_offset: int | Tensor | None = None,
+        shared: LayerKeys | None = None,
+        weight: Tensor | None = None,
     ) -> Tensor:
         """Attend.
 
@@ -106,6 +109,9 @@ class Attention(nn.Module):
             cache: Keys and values of earlier calls. Self-attention adds its own; cross-attention makes them once, and
                 does not look at key_value_states after that.
             query_offset: Self-attention with a cache: position of the first query, an int or int tensor [B].
+            shared: Cross-attention: the keys and values that key_value_states give, if they have been made for all
+                layers at once.
+            weight: Self-attention: the weights of `joined_maps` one below the other, if they have been joined.
 
         Returns:
             Shaped as hidden_states.
@@ -134,9 +140,16 @@ class Attention(nn.Module):
         if one_sided and isinstance(bias, AlibiBias):
             attend = partial(one_sided_attention, slopes=bias.slopes, layout=layout, backend=self.backend)
         joined = None
-        if cache is None and rotation is None and not one_sided:
-            joined = self._joined(hidden_states, key_value_states)
-        if joined is None:
+        if cache is not None or (shared is not None and not shared.made_from(key_value_states)):
+            shared = None
+        if cache is None and shared is None and rotation is None and not one_sided:
+            joined = self._joined(hidden_states, key_value_states, weight)
+        if shared is not None:
+            q = self.q(hidden_states).unflatten(-1, (self.num_heads, self.head_dim))
+            out = shared.attend(q, bias=bias, dropout_p=dropout_p, **options)
+            if self.keeps_weights:
+                q, k, _ = joined_parts(shared.joined(), q)
+        elif joined is None:
             q, k, v = self._apart(hidden_states, key_value_states, cache)
             if rotation is not None:
                 q, k = rotation(q, k)
@@ -152,11 +165,20 @@ class Attention(nn.Module):
             self.weights = weights.reshape(*hidden_states.shape[:-1], *weights.shape[-2:]).transpose(-3, -2)
         return self.o(out.reshape(*hidden_states.shape[:-1], self.num_heads * self.head_dim))
 
-    def _joined(self, hidden_states: Tensor, key_value_states: Tensor | None) -> tuple[Tensor, Tensor | None] | None:
+    def joined_maps(self) -> list[nn.Linear]:
+        """Return the maps of self-attention that one product may do for; none where q and k are turned, or split."""
+        if self.position is None or self.position.position_encoding == "rotary":
+            return []
+        return [] if self.position.is_one_sided(causal=self.causal) else [self.q, self.k, self.v]
+
+    def _joined(
+        self, hidden_states: Tensor, key_value_states: Tensor | None, weight: Tensor | None
+    ) -> tuple[Tensor, Tensor | None] | None:
         """Return q, k and v of one product and None; or k and v, and q; or None where the weights cannot be joined."""
         heads = (self.num_heads, self.head_dim)
         if key_value_states is None:
-            weight = joined_weight([self.q, self.k, self.v], hidden_states)
+            if weight is None:
+                weight = joined_weight([self.q, self.k, self.v], hidden_states)
             return None if weight is None else (F.linear(hidden_states, weight).unflatten(-1, (3, *heads)), None)
         weight = joined_weight([self.k, self.v], key_value_states)
         if weight is None:

@@ -34,6 +34,8 @@ class FeedForward(nn.Module):
         gated: Multiply by a second projection (Shazeer, GLU variants improve Transformer, 2020).
         dropout: Probability of dropping an inner activation in training.
         backend: Backend of `fat5.ops.gated_gelu`, for a gated `gelu` or `gelu_new`.
+        keep_inner: Keep what a gated GELU returns for the backward, `d_ff` values a token. By default the backward
+            makes it again where the kernels run, which costs one more write of it.
     """
 
     wi: nn.Linear
@@ -49,6 +51,7 @@ class FeedForward(nn.Module):
         gated: bool,
         dropout: float = 0.0,
         backend: str = "auto",
+        keep_inner: bool = False,
     ) -> None:
         super().__init__()
         if activation not in ACTIVATIONS:
@@ -57,6 +60,7 @@ class FeedForward(nn.Module):
         self.activation = activation
         self.gated = gated
         self.backend = backend
+        self.keep_inner = keep_inner
         if gated:
             self.wi_0 = nn.Linear(d_model, d_ff, bias=False)
             self.wi_1 = nn.Linear(d_model, d_ff, bias=False)
@@ -78,7 +82,7 @@ class FeedForward(nn.Module):
         if joined is not None and self.activation in GATED_GELUS:
             projected = F.linear(hidden_states, joined)
             drops = (self.training and self.dropout.p > 0) or is_wrapped(self.dropout)
-            if not drops and projected.dtype != torch.float16 and is_plain(self.wo):
+            if not drops and not self.keep_inner and projected.dtype != torch.float16 and is_plain(self.wo):
                 return gated_gelu_linear(projected, self.wo.weight, **self._gelu())
             inner = joined_gated_gelu(projected, **self._gelu())
         else:
@@ -88,6 +92,10 @@ class FeedForward(nn.Module):
             largest = torch.finfo(torch.float16).max
             inner = inner.clamp(-largest, largest)
         return self.wo(self.dropout(inner))
+
+    def joined_maps(self) -> list[nn.Linear]:
+        """Return the maps that one product may do for: those of a gated GELU."""
+        return [self.wi_0, self.wi_1] if self.gated and self.activation in GATED_GELUS else []
 
     def _gelu(self) -> dict[str, str]:
         return {"approximate": GATED_GELUS[self.activation], "backend": self.backend}

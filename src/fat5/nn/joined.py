@@ -6,10 +6,13 @@ way.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+
+from fat5.ops.joining import join_matrices
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _APART = "_kept_apart"
@@ -67,3 +70,24 @@ def joined_weight(linears: Sequence[nn.Linear], states: Tensor) -> Tensor | None
     elif weights[0].device.type == "cpu" or states.numel() < sum(weight.numel() for weight in weights):
         return None
     return torch.cat(weights)
+
+
+def joined_weights(groups: Sequence[Sequence[nn.Linear]]) -> list[Tensor | None]:
+    """Return what `joined_weight` returns for each group with gradients on, of all groups in a few launches.
+
+    Their gradients come together too, with the last one: for a graph whose gradients all come at its end.
+
+    Args:
+        groups: Maps of one input each; None for one without maps.
+    """
+    joined: list[Tensor | None] = [None] * len(groups)
+    alike = defaultdict(list)
+    for place, group in enumerate(groups):
+        if group and can_join(group) and len({linear.weight.requires_grad for linear in group}) == 1:
+            weight = group[0].weight
+            alike[weight.requires_grad, weight.dtype, weight.device].append(place)
+    for places in alike.values():
+        weights = [linear.weight for place in places for linear in groups[place]]
+        for place, weight in zip(places, join_matrices(weights, [len(groups[p]) for p in places]), strict=True):
+            joined[place] = weight
+    return joined

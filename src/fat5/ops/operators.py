@@ -6,7 +6,7 @@ argument; the host then takes longer over the call than the card over a small ke
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,21 +26,24 @@ class _Formula:
     setup_context: Callable[..., None] | None = None
 
 
-def operator(name: str, *, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+def operator(
+    name: str, *, fake: Callable[..., Any], mutates: Sequence[str] = ()
+) -> Callable[[Callable[..., Any]], Any]:
     """Define `fat5::{name}` by the decorated function, and put the operator, a `torch._ops.OpOverload`, in its place.
 
-    The function's annotations are its schema. It has no default values, changes none of its arguments and returns new
-    tensors. It runs below autograd: never in a torch.compile trace, and without recording.
+    The function's annotations are its schema. It has no default values, changes no arguments but those named, and
+    returns new tensors. It runs below autograd: never in a torch.compile trace, and without recording.
 
     Args:
         name: Its name in the namespace.
         fake: Maps the arguments to empty tensors of the shapes, types, strides and devices of the results.
+        mutates: Arguments that it writes to. Autograd is not told: they are nobody's saved tensors.
     """
 
     def define(function: Callable[..., Any]) -> Any:
         _libraries.pop(name, None)
         library = _libraries[name] = torch.library.Library(NAMESPACE, "FRAGMENT")
-        schema = name + torch.library.infer_schema(function, mutates_args=())
+        schema = name + torch.library.infer_schema(function, mutates_args=tuple(mutates))
         library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         library.impl(name, _disable_dynamo(function), "CompositeExplicitAutograd")
         torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)

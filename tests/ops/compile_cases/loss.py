@@ -15,6 +15,7 @@ KERNELS = {
     "loss blocks": kernels.row_kernel,
     "loss gradient": kernels.gradient_kernel,
     "loss scale": kernels.scale_kernel,
+    "loss scaled": kernels.scaled_kernel,
     "loss labels": kernels.labels_kernel,
     "loss sums": kernels.sums_kernel,
 }
@@ -48,6 +49,8 @@ def _at(architecture: int, dtype: str) -> Iterator[Compilation]:
         options = tile.options()
         yield Compilation("loss", "loss gradient", architecture, kinds, constants, options, unaligned=size % 16 != 0)
     yield Compilation("loss", "loss scale", architecture, kinds, {"BLOCK": 4096}, unaligned=True)
+    scaled = kinds | {"X": "fp32", "Y": dtype}
+    yield Compilation("loss", "loss scaled", architecture, scaled, {"BLOCK": 4096}, {"num_warps": 8}, unaligned=True)
     yield Compilation("loss", "loss labels", architecture, kinds, {"BLOCK": 4096}, {"num_warps": 8}, unaligned=True)
     constants = {"BLOCK": 4096, "MEAN": True}
     yield Compilation("loss", "loss sums", architecture, kinds, constants, {"num_warps": 8}, unaligned=True)

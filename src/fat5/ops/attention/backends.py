@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from fat5.ops.attention import torch_backend
 from fat5.ops.attention.custom_ops import define_ops
 from fat5.ops.attention.hopper.support import takes_tensors
 from fat5.ops.attention.joined_ops import define_joined_ops
+from fat5.ops.attention.shared_ops import define_shared_ops
 
 HOPPER_SWITCH = "FAT5_HOPPER"
 """Environment variable: with 0 "auto" does not take the backend `hopper`."""
@@ -24,8 +25,10 @@ MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 
 torch_attention, torch_attention_backward = define_ops("torch", torch_backend.run_forward, torch_backend.run_backward)
 torch_joined, torch_joined_backward = define_joined_ops("torch", torch_backend.run_forward, torch_backend.run_backward)
+torch_shared, torch_shared_backward = define_shared_ops("torch", torch_backend.run_forward, torch_backend.run_backward)
 _OPS: dict[str, Any] = {"torch": torch_attention}
 _JOINED_OPS: dict[str, Any] = {"torch": torch_joined}
+_SHARED_OPS: dict[str, Any] = {"torch": torch_shared}
 _INTERPRETED = False
 
 if importlib.util.find_spec("triton") is not None:
@@ -39,8 +42,11 @@ if importlib.util.find_spec("triton") is not None:
     hopper_attention, hopper_attention_backward = define_ops("hopper", hopper.run_forward, hopper.run_backward)
     triton_joined, triton_joined_backward = define_joined_ops("triton", launch.run_forward, launch.run_backward)
     hopper_joined, hopper_joined_backward = define_joined_ops("hopper", hopper.run_forward, hopper.run_backward)
+    triton_shared, triton_shared_backward = define_shared_ops("triton", launch.run_forward, launch.run_backward)
+    hopper_shared, hopper_shared_backward = define_shared_ops("hopper", hopper.run_forward, hopper.run_backward)
     _OPS |= {"triton": triton_attention, "hopper": hopper_attention}
     _JOINED_OPS |= {"triton": triton_joined, "hopper": hopper_joined}
+    _SHARED_OPS |= {"triton": triton_shared, "hopper": hopper_shared}
 
 
 def _torch_unavailable() -> str | None:
@@ -93,13 +99,18 @@ def _triton_refuses(q: Tensor) -> str | None:
     return None
 
 
-def choose_backend(name: str, q: Tensor, *, joined: bool = False) -> Any:
-    """Return the custom op of the backend for these queries, or that on joined projections.
+def choose_backend(name: str, q: Tensor, *, keys: Literal["apart", "joined", "shared"] = "apart") -> Any:
+    """Return the custom op of the backend for these queries.
+
+    Args:
+        name: The backend, or "auto".
+        q: The queries.
+        keys: Where keys and values lie: in tensors of their own, in a joined projection, or in one of all layers.
 
     Raises:
         ValueError: An unknown name, or a backend asked for by name that does not work here or for these inputs.
     """
-    ops = _JOINED_OPS if joined else _OPS
+    ops = {"apart": _OPS, "joined": _JOINED_OPS, "shared": _SHARED_OPS}[keys]
     if name == "torch":
         return ops["torch"]
     if name == "auto":

@@ -40,5 +40,5 @@ def joined_attention(joined: Tensor, q: Tensor | None = None, *, backend: str = 
     if options.get("softmax_scale", 1.0) < 0:
         return flash_attention(*slices, backend=backend, **options)
     arguments = op_arguments(*slices, **options)
-    out, _ = choose_backend(backend, slices[0], joined=True)(joined, q, *arguments)
+    out, _ = choose_backend(backend, slices[0], keys="joined")(joined, q, *arguments)
     return out

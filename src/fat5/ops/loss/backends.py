@@ -41,7 +41,9 @@ class LossBackend(NamedTuple):
 
 TORCH = LossBackend(
     *define_logits_ops("torch", from_logits.run_rows, from_logits.run_rows_backward),
-    define_hidden_ops("torch", from_hidden.run_sum, from_hidden.run_rows, from_hidden.run_rows_backward),
+    define_hidden_ops(
+        "torch", from_hidden.run_sum, from_hidden.run_rows, from_hidden.run_rows_backward, from_hidden.run_scale
+    ),
     device_chunk_bytes=2**30,
 )
 BACKENDS: dict[str, LossBackend] = {"torch": TORCH}

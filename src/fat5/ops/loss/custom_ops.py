@@ -73,6 +73,7 @@ class HiddenOps(NamedTuple):
     sum: Any
     rows: Any
     rows_backward: Any
+    scale: Any
 
 
 def define_hidden_ops(
@@ -84,8 +85,9 @@ def define_hidden_ops(
     run_rows_backward: Callable[
         [Tensor, Tensor, Tensor, Tensor, Tensor, LossTerms, int, bool, bool], tuple[Tensor, Tensor]
     ],
+    run_scale: Callable[[Tensor, Tensor, torch.dtype], Tensor],
 ) -> HiddenOps:
-    """Register `fat5::{name}_linear_cross_entropy_sum`, `_rows` and `_rows_backward`, and return them.
+    """Register `fat5::{name}_linear_cross_entropy_sum`, `_rows`, `_rows_backward` and `_scale`, and return them.
 
     Autocast is off inside: the operators run in the type of their inputs.
 
@@ -97,7 +99,20 @@ def define_hidden_ops(
         run_rows: Maps hidden, weight, labels, terms and chunk_bytes to what `define_logits_ops` says.
         run_rows_backward: Maps the gradients of the losses [N], then hidden, weight, labels, log-sum-exp, terms,
             chunk_bytes and which gradients are wanted to these, that by the weight in the accumulation type.
+        run_scale: Maps a scalar, a tensor and a type to their product in this type, rounded once.
     """
+
+    @torch.library.custom_op(f"fat5::{name}_linear_cross_entropy_scale", mutates_args=())
+    def scale(
+        grad: Tensor, hidden_gradient: Tensor, weight_gradient: Tensor, weight_dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        # An operator of its own without a backward: asking for second derivatives is an error and not a wrong number.
+        by_hidden = run_scale(grad, hidden_gradient, hidden_gradient.dtype)
+        return by_hidden, run_scale(grad, weight_gradient, weight_dtype)
+
+    @scale.register_fake
+    def _(grad, hidden_gradient, weight_gradient, weight_dtype):
+        return torch.empty_like(hidden_gradient), torch.empty_like(weight_gradient, dtype=weight_dtype)
 
     @torch.library.custom_op(f"fat5::{name}_linear_cross_entropy_sum", mutates_args=())
     def whole(
@@ -132,7 +147,7 @@ def define_hidden_ops(
     def differentiate_sum(ctx, grad, *_):
         if grad is None:
             return (None,) * 9
-        by_hidden, by_weight = scale_gradients(grad, *ctx.saved_tensors, ctx.weight_dtype)
+        by_hidden, by_weight = scale(grad, *ctx.saved_tensors, ctx.weight_dtype)
         hidden_wanted, weight_wanted = ctx.gradients_wanted
         return by_hidden if hidden_wanted else None, by_weight if weight_wanted else None, *(None,) * 7
 
@@ -192,28 +207,7 @@ def define_hidden_ops(
         return by_hidden if wanted[0] else None, by_weight if wanted[1] else None, *(None,) * 5
 
     rows.register_autograd(differentiate_rows, setup_context=setup_rows)
-    return HiddenOps(whole, rows, rows_backward)
-
-
-@torch.library.custom_op("fat5::scale_gradients", mutates_args=())
-def scale_gradients(
-    grad: Tensor, hidden_gradient: Tensor, weight_gradient: Tensor, weight_dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Multiply the gradients that the forward made by the incoming one, a scalar, and round once.
-
-    An operator of its own without a backward: asking for second derivatives is an error and not a wrong number.
-    """
-    by_hidden = torch.empty_like(hidden_gradient)
-    by_weight = torch.empty_like(weight_gradient, dtype=weight_dtype)
-    wide = grad.reshape(1).to(weight_gradient.dtype)  # one dimension: a scalar would be rounded to the other's type
-    torch.mul(hidden_gradient, wide, out=by_hidden)
-    torch.mul(weight_gradient, wide, out=by_weight)
-    return by_hidden, by_weight
-
-
-@scale_gradients.register_fake
-def _(grad, hidden_gradient, weight_gradient, weight_dtype):
-    return torch.empty_like(hidden_gradient), torch.empty_like(weight_gradient, dtype=weight_dtype)
+    return HiddenOps(whole, rows, rows_backward, scale)
 
 
 def _fake_rows(like: Tensor, labels: Tensor) -> Rows:

@@ -111,3 +111,10 @@ def run_rows_backward(
         gradients_(block.logits, block.targets, terms, row_lse, 1.0, grad[block.rows])
         _add(gradients, block, weight)
     return gradients.totals()
+
+
+def run_scale(grad: Tensor, gradient: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a gradient times a scalar, rounded once to a type."""
+    out = torch.empty_like(gradient, dtype=dtype)
+    # One dimension: a scalar would be rounded to the gradient's type.
+    return torch.mul(gradient, grad.reshape(1).to(accumulation_dtype(gradient.dtype)), out=out)

@@ -216,6 +216,14 @@ def scale_kernel(G, Grad, size, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def scaled_kernel(X, Y, Grad, size, BLOCK: tl.constexpr):
+    """Store X times a scalar on the device in Y, rounded to its type."""
+    elements = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(X + elements, mask=elements < size, other=0.0).to(tl.float32)
+    tl.store(Y + elements, (x * tl.load(Grad).to(tl.float32)).to(Y.dtype.element_ty), mask=elements < size)
+
+
+@triton.jit
 def labels_kernel(Labels, Count, Valid, size, vocab_size, ignore_index, BLOCK: tl.constexpr):
     """Count the labels that are not ignored, and store whether all of them lie in [0, vocab_size)."""
     lanes = tl.arange(0, BLOCK)

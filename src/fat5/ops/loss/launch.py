@@ -142,6 +142,17 @@ def multiply_(gradient: Tensor, grad: Tensor) -> None:
         kernels.scale_kernel[(programs,)](gradient, grad, gradient.numel(), BLOCK=_SCALE_BLOCK)
 
 
+def scaled(grad: Tensor, gradient: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a contiguous tensor times a scalar on its device, rounded once to a type."""
+    out = torch.empty_like(gradient, dtype=dtype)
+    if out.numel():
+        with on_device(gradient):
+            kernels.scaled_kernel[(triton.cdiv(out.numel(), _SCALE_BLOCK),)](
+                gradient, out, grad, out.numel(), BLOCK=_SCALE_BLOCK, num_warps=8
+            )
+    return out
+
+
 def sums(results: RowResults, mean_over: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return the sums of loss and z share over the rows, float32 scalars, or their means over `mean_over` rows."""
     loss, z_share = (torch.empty((), dtype=torch.float32, device=results.loss.device) for _ in range(2))

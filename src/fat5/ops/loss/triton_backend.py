@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fat5.ops.loss.custom_ops import define_hidden_ops, define_logits_ops
 from fat5.ops.loss.hidden_gradients import HiddenGradients
-from fat5.ops.loss.launch import RowResults, count_labels, neighbours, store_gradient, store_losses, sums
+from fat5.ops.loss.launch import RowResults, count_labels, neighbours, scaled, store_gradient, store_losses, sums
 from fat5.ops.loss.rows import LossTerms
 
 _ROW_MULTIPLE = 128  # rows of a tile of the matrix products
@@ -124,4 +124,4 @@ def run_hidden_rows_backward(
     return gradients.totals()
 
 
-hidden_ops = define_hidden_ops("triton", run_hidden_sum, run_hidden_rows, run_hidden_rows_backward)
+hidden_ops = define_hidden_ops("triton", run_hidden_sum, run_hidden_rows, run_hidden_rows_backward, scaled)
