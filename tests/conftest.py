@@ -20,7 +20,8 @@ def _poison(tensor: torch.Tensor) -> torch.Tensor:
         and tensor.device.type != "meta"
         and not isinstance(tensor, torch._subclasses.FakeTensor)
     ):
-        tensor.fill_(torch.nan)
+        with torch.no_grad():  # a leaf that requires its gradient, too
+            tensor.fill_(torch.nan)
     return tensor
 
 

@@ -103,7 +103,8 @@ def test_one_product_forward_and_two_backward():
         ((all_layers, rows), (rows, width)),
     ):
         assert seen.found[factors] == 1, factors
-    assert seen.found["torch_shared_attention"] == seen.found["torch_shared_attention_backward"] == LAYERS
+    for kind in ("_shared_attention", "_shared_attention_backward"):  # of whichever backend
+        assert sum(count for name, count in seen.found.items() if str(name).endswith(kind)) == LAYERS, kind
 
 
 def test_gradients_of_weights_are_contiguous():
@@ -253,7 +254,7 @@ def test_compiled_whole():
     model.compile(fullgraph=True, dynamic=False, backend="aot_eager")
     with profile() as seen:
         found = gradients(model, batch)
-    assert sum(event.name == "fat5::torch_shared_attention" for event in seen.function_events) >= LAYERS
+    assert sum(event.name.endswith("_shared_attention") for event in seen.function_events) >= LAYERS
     for name, ours in found.items():
         torch.testing.assert_close(ours, expected[name], rtol=1e-4, atol=1e-6)
 

@@ -11,6 +11,14 @@ import pytest
 from fat5.training.interruption import StopRequest
 
 
+@pytest.fixture(autouse=True)
+def interruptible():
+    """Python's own handling of SIGINT, also where the tests were started in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupt_and_wait() -> None:
     os.kill(os.getpid(), signal.SIGINT)
     signal.pause()

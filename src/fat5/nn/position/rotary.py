@@ -13,7 +13,7 @@ from fat5.nn.position.settings import PositionSettings
 from fat5.ops.rotary import apply_rotary_qk, rotary_phases, xpos_scale
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # torch.compile hashes what is called, before its fields are there
 class Rotation(MovesToDevice):
     """Rotates queries and keys by their positions; values are never rotated.
 
