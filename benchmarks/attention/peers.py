@@ -63,6 +63,8 @@ def flex(name: str) -> Implementation:
     def prepare(workload: Workload, inputs: Inputs) -> Run:
         # Each shape is compiled alone; past a number of shapes the compiler would give up and run the slow path.
         torch._dynamo.reset()
+        # A compiled backward may otherwise take the memory of what the forward saved, and be run once.
+        torch._functorch.config.donated_buffer = False
         q, k, v = (x.clone().requires_grad_() for x in (inputs.q, inputs.k, inputs.v))
         table = relative_bias(inputs.table, workload).by_distance().table.requires_grad_()
         radius = table.shape[1] // 2

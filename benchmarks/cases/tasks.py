@@ -151,6 +151,15 @@ def _line(row: dict[str, Any]) -> str:
     return f"{row['task']} {row['implementation']}: {row['metric']} {row['score']:.2f}{seconds}{peak}"
 
 
+def comparison(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the newest score of each task and model: commands may share the tasks, and models, among them."""
+    newest: dict[tuple[Any, Any], Mapping[str, Any]] = {}
+    for row in sorted(rows, key=lambda row: str(row["date"])):
+        if row["table"] == "tasks" and row.get("score") not in (None, ""):
+            newest[row["task"], row["implementation"]] = row
+    return list(newest.values())
+
+
 def claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
     """Return the pretrained model's score beside the twin's and the best simple method's, a claim each."""
     from benchmarks.tables import Claim

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.figure import Figure
 
 from benchmarks.figures.bars import cell, draw_bars
-from benchmarks.figures.style import caption, latest, legend_below, new_figure, tidy
+from benchmarks.figures.style import caption, latest, latest_of_each, legend_below, new_figure, tidy
 
 Row = Mapping[str, str]
 Rows = Sequence[Row]
@@ -90,9 +90,9 @@ def draw_step_shares(rows: Rows) -> Figure | None:
 
 
 def draw_generation(rows: Rows) -> Figure | None:
-    """Draw tokens per second of the latest run."""
+    """Draw tokens per second of the latest run of each length and way to search."""
     return draw_bars(
-        latest(_timed(rows)),
+        latest_of_each(_timed(rows), "length", "phase"),
         title="Generation",
         axis="tokens per second",
         place=lambda row: f"{row['length']} encoder tokens\n{row['phase']}",
@@ -116,8 +116,9 @@ def draw_heads(rows: Rows) -> Figure | None:
 
 
 def draw_tasks(rows: Rows) -> Figure | None:
-    """Draw the score of each task: pretrained, random twin, and the best simple method."""
-    scored = latest([row for row in rows if row["table"] == "tasks" and row["status"] == "ok" and row.get("score")])
+    """Draw the latest score on each task: pretrained, random twin, and the best simple method."""
+    scored = [row for row in rows if row["table"] == "tasks" and row["status"] == "ok" and row.get("score")]
+    scored = latest_of_each(scored, "task", "implementation")
     best: dict[str, Row] = {}
     for row in scored:
         if row["implementation"] not in _TASKS:
@@ -141,7 +142,7 @@ def draw_scaling(rows: Rows) -> Figure | None:
     fine = [
         row for row in rows if row["table"] == "runs" and row["status"] == "ok" and row["implementation"] in _SCALING
     ]
-    shown = [row for model in dict.fromkeys(r["model"] for r in fine) for row in latest(_of(fine, "model", model))]
+    shown = latest_of_each(fine, "model")
     sizes = {"same": "one batch between all", "times": "a batch each"}
     return draw_bars(
         shown,
@@ -159,11 +160,7 @@ def draw_scaling(rows: Rows) -> Figure | None:
 
 def _steps(rows: Rows) -> list[Row]:
     timed = _timed(rows)
-    return [row for table in dict.fromkeys(r["table"] for r in timed) for row in latest(_of(timed, "table", table))]
-
-
-def _of(rows: Rows, name: str, value: str) -> list[Row]:
-    return [row for row in rows if row[name] == value]
+    return latest_of_each(timed, "table")
 
 
 def _timed(rows: Rows) -> list[Row]:

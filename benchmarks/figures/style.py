@@ -15,6 +15,7 @@ _LOOKS = {
     "transformers": ("#999999", "v"),
     "fat5-triton": ("#0072B2", "o"),
     "fat5-hopper": ("#D55E00", "s"),
+    "fat5-hopper-deterministic": ("#009E73", "<"),
     "cudnn": ("#555555", "D"),
     "fa2": ("#999999", "v"),
     "cudnn-bias": ("#56B4E9", "^"),
@@ -27,6 +28,7 @@ _LOOKS = {
     "eager": ("#009E73", "*"),
     "products": ("#555555", "D"),
     "fat5": ("#0072B2", "o"),
+    "fat5-step": ("#D55E00", "s"),
     "fat5-torch": ("#56B4E9", "^"),
     "fat5-fused": ("#0072B2", "o"),
     "fat5-foreach": ("#56B4E9", "^"),
@@ -53,7 +55,9 @@ LABELS = {
     "eager": "plain PyTorch",
     "products": "the three matrix products alone",
     "fat5-hopper": "FAT5 hopper, bias table",
+    "fat5-hopper-deterministic": "FAT5 hopper, deterministic",
     "fat5": "FAT5",
+    "fat5-step": "FAT5, of the step replayed as a CUDA graph",
     "fat5-fused": "FAT5 AdamWScale, fused",
     "fat5-foreach": "FAT5 AdamWScale, foreach",
     "adamw-fused": "PyTorch AdamW, fused",
@@ -117,3 +121,11 @@ def latest(rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
     """Return the rows of the latest run among these: figures compare within one run alone."""
     newest = max((row["date"] for row in rows), default="")
     return [row for row in rows if row["date"] == newest]
+
+
+def latest_of_each(rows: Sequence[Mapping[str, str]], *names: str) -> list[Mapping[str, str]]:
+    """Return the rows of the latest run of each part, the rows that are equal in these columns, in their order."""
+    parts: dict[tuple[str, ...], list[Mapping[str, str]]] = {}
+    for row in rows:
+        parts.setdefault(tuple(row[name] for name in names), []).append(row)
+    return [row for part in parts.values() for row in latest(part)]
