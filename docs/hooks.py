@@ -66,7 +66,7 @@ def gate_rows(results: Path) -> Iterator[tuple[str, str, str, int, float]]:
     for path in sorted(results.glob("*.csv")):
         with path.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
-                if row["implementation"].startswith("fat5") and row["status"] == "ok" and row["gate"]:
+                if row["implementation"].startswith("fat5") and row["status"] == "ok" and row.get("gate"):
                     key = (row["case"], row["implementation"], row.get("dtype") or "")
                     worst.setdefault(key, []).append(float(row["gate"]))
     for (case, implementation, dtype), shares in sorted(worst.items()):

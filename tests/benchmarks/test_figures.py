@@ -6,11 +6,19 @@ import numpy as np
 import pytest
 from matplotlib import colors, image
 
+from benchmarks.cases import tasks
 from benchmarks.command_line import main
-from benchmarks.figures import FIGURES, attention
+from benchmarks.figures import FIGURES, attention, models
 from benchmarks.figures.style import look
 from benchmarks.results import append_rows, read_rows
-from tests.benchmarks.made_up import BANDWIDTH_COLUMNS, attention_rows, collator_rows, make_results
+from tests.benchmarks.made_up import (
+    BANDWIDTH_COLUMNS,
+    attention_rows,
+    collator_rows,
+    generation_rows,
+    make_results,
+    tasks_rows,
+)
 
 
 def has_color(path, color: str) -> bool:
@@ -58,3 +66,19 @@ def test_a_figure_shows_the_latest_run_alone(tmp_path):
         }
     assert "2026-01-02" in figure.get_suptitle()
     assert "2026-01-01" not in figure.get_suptitle()
+
+
+def test_commands_that_shared_the_work_stand_in_one_figure(tmp_path):
+    later = "2026-03-01T00:00:00Z"
+    first = [row for row in tasks_rows() if row["implementation"] != "random"]
+    random = [row | {"date": later, "score": 70.0} for row in tasks_rows() if row["implementation"] == "random"]
+    rows = [*first, *random, *(row | {"date": later, "task": "qa_fr"} for row in random)]
+    append_rows(tmp_path / "tasks.csv", [{"status": "ok", **row} for row in rows])
+    (axes,) = models.draw_tasks(read_rows(tmp_path / "tasks.csv")).axes
+    assert sorted(label.get_text().split("\n")[0] for label in axes.get_yticklabels()) == ["qa_fr", "topic_fr"]
+    (claim,) = [x for x in tasks.claims(tasks.comparison(rows)) if "random twin" in x.text]
+    assert claim.measured == 91.0 - 70.0
+    long = [row | {"date": later, "length": 8192} for row in generation_rows()]
+    append_rows(tmp_path / "generation.csv", [*generation_rows(), *long])
+    (axes,) = models.draw_generation(read_rows(tmp_path / "generation.csv")).axes
+    assert {label.get_text().split()[0] for label in axes.get_yticklabels()} >= {"512", "8192"}
