@@ -13,9 +13,11 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, pipeline
 
 from fat5.errors import CheckpointError, ConfigError, FAT5Error
+from fat5.optim import ScheduleConfig, build_schedule
 from fat5.tasks.evaluate import evaluate
 from fat5.tasks.finetune import best_model, finetune
 from fat5.tasks.results import read_result
+from fat5.tasks.trainer import TimeLimit
 from tests.tasks.conftest import ROWS, toy_config, write_task
 
 
@@ -140,6 +142,28 @@ def test_the_time_limit_ends_training_with_an_evaluation(checkpoint, tmp_path):
     run = result.summary["runs"][0]
     assert run["steps"] < 3000
     assert run["validation"]["step"] == run["steps"]
+
+
+def test_the_learning_rate_ends_with_the_time(monkeypatch):
+    """A training that is cut off at its peak loses what the schedule's end would have won."""
+    now = [100.0]
+    monkeypatch.setattr("fat5.tasks.trainer.time.perf_counter", lambda: now[0])
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    settings = ScheduleConfig(warmup_steps=10)
+    schedule = build_schedule(optimizer, settings, 100)
+    expected = build_schedule(torch.optim.SGD([torch.zeros(1)], lr=1.0), settings, 100).lr_lambdas[0]
+    limit = TimeLimit(20.0)
+    limit.hasten(schedule, 100)
+    limit.on_train_begin(None, None, None)
+    seen = []
+    for step in range(1, 7):
+        now[0] += (0.125, 0.125, 9.75, 0.125, 0.125, 30.0)[step - 1]
+        optimizer.step()
+        schedule.step()
+        seen.append(schedule.get_last_lr()[0])
+    # 1 step in 0.125 of 20 s is ahead of the time; then half of the time is gone, and at last more than all of it.
+    assert seen == [expected(place) for place in (1, 2, 50, 50, 51, 100)]
+    assert seen[-1] == 0.0
 
 
 def test_a_signal_ends_the_run_and_the_same_call_goes_on(checkpoint, tmp_path, monkeypatch):

@@ -73,7 +73,8 @@ class TaskTraining:
         seed: The first of them.
         epochs: Passes over the training rows.
         max_steps: Optimiser steps, in the place of epochs.
-        max_seconds: Stop the training after so many seconds, wherever the schedule is; null for no limit.
+        max_seconds: Stop the training after so many seconds; the learning rate's schedule then ends with them. null for
+            no limit.
         batch_size: Rows a batch.
         eval_batch_size: Rows a batch in evaluations.
         gradient_accumulation_steps: Batches an optimiser step.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Sampler
 from tqdm import tqdm
 from transformers import (
@@ -44,8 +45,8 @@ class TaskTrainer(Trainer):
         validation: Rows to be scored at each evaluation.
         inference: How predictions are made.
         patience: End after so many evaluations in a row that were no better; None for never.
-        max_seconds: End after so many seconds; None for no limit.
-        **kwargs: Those of `transformers.Trainer`; `train_dataset` is a list of features.
+        max_seconds: End after so many seconds, the learning rate's schedule with them; None for no limit.
+        **kwargs: Those of `transformers.Trainer`; `train_dataset` is a list of features, `optimizers` has a `LambdaLR`.
     """
 
     def __init__(
@@ -67,7 +68,10 @@ class TaskTrainer(Trainer):
         for own in (PrinterCallback, ProgressCallback):
             self.remove_callback(own)
         self.add_callback(_Progress())
-        self.add_callback(_Limit(max_seconds))
+        if max_seconds is not None:
+            limit = TimeLimit(max_seconds)
+            self.add_callback(limit)
+            limit.hasten(cast(LambdaLR, self.lr_scheduler), self.args.max_steps)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
         features = cast("Sequence[Feature]", self.train_dataset)
@@ -168,18 +172,41 @@ class BestWeights:
             parameters[name].copy_(weight)
 
 
-class _Limit(TrainerCallback):
-    """Ends training when its time is up, with a last evaluation."""
+class TimeLimit(TrainerCallback):
+    """Ends training when its time is up, with a last evaluation.
 
-    def __init__(self, max_seconds: float | None) -> None:
+    Args:
+        max_seconds: From the beginning of the training, evaluations included.
+    """
+
+    def __init__(self, max_seconds: float) -> None:
         self.max_seconds = max_seconds
-        self.started = 0.0
+        self.started: float | None = None
+
+    @property
+    def share(self) -> float:
+        """The share of the time that has passed."""
+        return 0.0 if self.started is None else (time.perf_counter() - self.started) / self.max_seconds
+
+    def hasten(self, schedule: LambdaLR, max_steps: int) -> None:
+        """Have a schedule of so many steps end with the time, if that is up first.
+
+        A training that is cut off at a high learning rate loses what the schedule's end would have won. So each step
+        takes the place in the schedule that the time's share says, if the steps' share is behind it.
+        """
+
+        def hastened(curve: Callable[[int], float]) -> Callable[[int], float]:
+            return lambda step: curve(max(step, min(max_steps, int(self.share * max_steps))))
+
+        schedule.lr_lambdas = [hastened(curve) for curve in schedule.lr_lambdas]
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Start the clock."""
         self.started = time.perf_counter()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.max_seconds is not None and time.perf_counter() - self.started > self.max_seconds:
+        """Ask for an evaluation and the end when the time is up."""
+        if self.share > 1:
             control.should_evaluate = control.should_training_stop = True
 
 
