@@ -23,7 +23,7 @@ class SharedKeys:
 
     Attributes:
         states: What they were made from.
-        joined: [..., L, layers, 2, H, D].
+        joined: [..., L, layers, 2, H, D], without a gradient, which goes back by the link.
         link: What the last layer that used them left for the next one, see `shared_attention`.
         first: The layer behind that one.
     """
@@ -49,7 +49,7 @@ class SharedKeys:
             return None
         heads = (attentions[0].num_heads, attentions[0].head_dim)
         joined = F.linear(states, weight).unflatten(-1, (len(attentions), 2, *heads))
-        return cls(states, joined, joined)
+        return cls(states, joined.detach(), joined)
 
     def of_layer(self, layer: int) -> LayerKeys:
         """Return them as the cross-attention of a layer takes them."""
@@ -79,5 +79,6 @@ class LayerKeys:
         """Return the attention of queries to them, with the options of `flash_attention`."""
         shared, layer = self.after, self._layer
         out, link = shared_attention(shared.joined, shared.link, q, layer=layer, first=shared.first, **options)
-        self.after = replace(shared, link=link, first=layer + 1)
+        if torch.is_grad_enabled():  # by a link without a gradient none would come back to the layers before
+            self.after = replace(shared, link=link, first=layer + 1)
         return out
