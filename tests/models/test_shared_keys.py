@@ -300,6 +300,20 @@ def test_autocast():
     assert 0 < error < 0.05
 
 
+def test_a_hook_may_run_a_layer_without_autocast():
+    results = []
+    for make in (lambda x: x, apart):
+        model, off = make(make_model()), torch.autocast(DEVICE, enabled=False)
+        attention = model.decoder.block[1].layer[1].EncDecAttention
+        attention.register_forward_pre_hook(lambda *_, off=off: off.__enter__() and None)
+        attention.register_forward_hook(lambda *_, off=off: off.__exit__(None, None, None) or None)
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
+            loss = model(**make_batch()).loss
+        loss.backward()
+        results.append(model.decoder.block[1].layer[1].EncDecAttention.v.weight.grad)
+    assert (results[0] - results[1]).norm() < 0.05 * results[1].norm()
+
+
 def test_compiled_whole():
     model, batch = make_model(), make_batch()
     del batch["attention_mask"]
