@@ -42,10 +42,10 @@ def nearest_path(name: str | os.PathLike[str], *, folder: bool = False) -> str:
     found, parts = Path(), Path(name).parts
     for depth, part in enumerate(parts, start=1):
         inner = depth < len(parts)
-        if inner and (found / part).is_dir():
-            found /= part
-            continue
         try:
+            if inner and (found / part).is_dir():
+                found /= part
+                continue
             choices = [entry.name for entry in found.iterdir() if entry.is_dir() or not (inner or folder)]
         except OSError:
             return ""

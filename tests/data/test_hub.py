@@ -45,6 +45,12 @@ def test_what_looks_like_a_path_is_no_name_of_the_hub(name, possible):
     assert may_be_on_hub(name) is possible
 
 
+def test_an_endpoint_that_names_no_host_cannot_be_asked(monkeypatch):
+    monkeypatch.setattr(hub, "getproxies", dict)
+    monkeypatch.setattr(hub, "_host", lambda: "x" * 70 + ".example")
+    assert not hub.hub_resolves()
+
+
 @pytest.fixture
 def network(monkeypatch):
     """Tells `datasets` apart from the hub: the names that it was asked for are kept, and none is there."""

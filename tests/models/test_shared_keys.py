@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from torch._inductor.utils import run_fw_bw_and_get_code
 from torch.autograd.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from fat5.models import FAT5Config, FAT5ForConditionalGeneration
 from fat5.nn.joined import keep_apart
@@ -63,6 +66,12 @@ def apart(model: nn.Module) -> nn.Module:
     for block in model.decoder.block:
         block.layer[1].EncDecAttention.k.register_forward_hook(lambda *_: None)
     return model
+
+
+def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, grad in ours.items():
+        torch.testing.assert_close(grad, theirs[name], rtol=1e-4, atol=1e-6)
 
 
 def shared_calls(model: nn.Module, batch: dict[str, Tensor]) -> int:
@@ -178,13 +187,57 @@ def wrapped_attention(model: nn.Module) -> None:
     layer.EncDecAttention = Wrapper(layer.EncDecAttention)
 
 
+def without_gradients(model: nn.Module) -> None:
+    block = model.decoder.block[1]
+    block.forward = torch.no_grad()(block.forward)
+
+
+def computed_again(model: nn.Module) -> None:
+    attention = model.decoder.block[1].layer[1].EncDecAttention
+    attention.forward = partial(checkpoint, attention.forward, use_reentrant=False)
+
+
+CHANGES = [
+    one_frozen, one_hook, kept_apart, checkpointed, wrapped_block, wrapped_attention, without_gradients, computed_again
+]  # fmt: skip
+
+
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
-@pytest.mark.parametrize("change", [one_frozen, one_hook, kept_apart, checkpointed, wrapped_block, wrapped_attention])
+@pytest.mark.parametrize("change", CHANGES)
 def test_where_each_layer_makes_its_own(change):
     model = make_model()
     assert shared_calls(model, make_batch()) == LAYERS
     change(model)
     assert shared_calls(model, make_batch()) == 0
+    found = gradients(model, make_batch())
+    expected = apart(make_model())
+    change(expected)
+    assert_same(found, gradients(expected, make_batch()))
+
+
+@pytest.mark.parametrize("order", [[0, 2], [0, 2, 1], [0, 1, 1]])
+def test_blocks_left_out_moved_and_used_twice(order):
+    """A block's index is then not its place."""
+    results = []
+    for make in (lambda x: x, apart):
+        model = make(make_model())
+        model.decoder.block = nn.ModuleList([model.decoder.block[i] for i in order])
+        results.append(gradients(model, make_batch()))
+        assert shared_calls(model, make_batch()) == (0 if make is apart else len(order))
+    assert_same(*results)
+
+
+def test_a_layer_without_gradients_leaves_those_of_the_others():
+    """A hook may run a layer without them."""
+    results = []
+    for make in (lambda x: x, apart):
+        model = make(make_model())
+        attention = model.decoder.block[1].layer[1].EncDecAttention
+        attention.register_forward_pre_hook(lambda *_: torch._C._set_grad_enabled(False))
+        attention.register_forward_hook(lambda *_: torch._C._set_grad_enabled(True))
+        results.append({name: grad for name, grad in gradients(model, make_batch()).items() if grad.any()})
+    assert_same(*results)
+    assert "encoder.final_layer_norm.weight" in results[0]
 
 
 def test_without_gradients_they_are_not_all_in_memory_at_once():
@@ -247,6 +300,20 @@ def test_autocast():
     assert 0 < error < 0.05
 
 
+def test_a_hook_may_run_a_layer_without_autocast():
+    results = []
+    for make in (lambda x: x, apart):
+        model, off = make(make_model()), torch.autocast(DEVICE, enabled=False)
+        attention = model.decoder.block[1].layer[1].EncDecAttention
+        attention.register_forward_pre_hook(lambda *_, off=off: off.__enter__() and None)
+        attention.register_forward_hook(lambda *_, off=off: off.__exit__(None, None, None) or None)
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
+            loss = model(**make_batch()).loss
+        loss.backward()
+        results.append(model.decoder.block[1].layer[1].EncDecAttention.v.weight.grad)
+    assert (results[0] - results[1]).norm() < 0.05 * results[1].norm()
+
+
 def test_compiled_whole():
     model, batch = make_model(), make_batch()
     del batch["attention_mask"]
@@ -257,6 +324,24 @@ def test_compiled_whole():
     assert sum(event.name.endswith("_shared_attention") for event in seen.function_events) >= LAYERS
     for name, ours in found.items():
         torch.testing.assert_close(ours, expected[name], rtol=1e-4, atol=1e-6)
+
+
+def test_compiled_backward_of_an_eager_forward():
+    attentions = [block.layer[1].EncDecAttention for block in make_model().decoder.block]
+    q = torch.randn(2, 5, 2, 16, device=DEVICE)
+    results = []
+    for compiled in (False, True):
+        states = torch.ones(2, 9, 32, device=DEVICE).tril().requires_grad_()
+        shared = SharedKeys.make(attentions, states)
+        loss = torch.zeros((), device=DEVICE)
+        for layer in range(LAYERS):
+            keys = shared.of_layer(layer)
+            loss = loss + keys.attend(q).square().sum()
+            shared = keys.after
+        with torch._dynamo.compiled_autograd._enable(lambda graph: graph) if compiled else nullcontext():
+            results.append({"states": torch.autograd.grad(loss, states)[0]})
+    assert_same(*results)
+    assert results[0]["states"].any()
 
 
 @pytest.mark.slow

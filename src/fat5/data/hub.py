@@ -38,7 +38,7 @@ def hub_resolves() -> bool:
         return True
     try:
         socket.getaddrinfo(host, None)
-    except socket.gaierror:
+    except (socket.gaierror, UnicodeError):  # the second for what cannot be a host's name
         return False
     return True
 

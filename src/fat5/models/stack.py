@@ -154,13 +154,13 @@ class FAT5Block(GradientCheckpointingLayer):
         encoder_layout: SequenceLayout | None = None,
         cache: DecoderCache | None = None,
         query_offset: int | Tensor | None = None,
-        shared: SharedKeys | None = None,
+        shared: LayerKeys | None = None,
         joined: tuple[Tensor | None, Tensor | None] = (None, None),
     ) -> tuple[Tensor, Tensor, Tensor | None, SharedKeys | None]:
         """Return the states, the update still to be added, the position bias, and keys and values of cross-attention.
 
-        The bias is this block's own, or what it got; keys and values are those that it got, as the next block takes
-        them. `joined` are weights of self-attention and feed-forward that have been joined for all blocks.
+        The bias is this block's own, or what it got; keys and values are those that it got, as the blocks behind it
+        take them. `joined` are weights of self-attention and feed-forward that have been joined for all blocks.
 
         The bias is made inside the block that owns its parameters, so that a wrapper that gathers parameters a block at
         a time finds them there.
@@ -174,13 +174,12 @@ class FAT5Block(GradientCheckpointingLayer):
             hidden_states, update, layout, position_bias, positions, own_cache, query_offset, joined[0]
         )
         if encoder_states is not None:
-            keys = None if shared is None else shared.of_layer(self.index)
             hidden_states, update = self.layer[1](
-                hidden_states, update, layout, encoder_states, encoder_layout, cross_cache, keys
+                hidden_states, update, layout, encoder_states, encoder_layout, cross_cache, shared
             )
-            shared = None if keys is None else keys.after
         wi = joined[1] if cache is None else cache.joined_feed_forward(self.index)
-        return *self.layer[-1](hidden_states, update, wi), position_bias, shared
+        hidden_states, update = self.layer[-1](hidden_states, update, wi)
+        return hidden_states, update, position_bias, None if shared is None else shared.after
 
 
 _OWN = (
@@ -290,7 +289,7 @@ class FAT5Stack(nn.Module):
         shared = None if cache is not None or encoder_states is None else self._shared_keys(encoder_states)
         joined = self._joined_weights() if cache is None else [(None, None)] * len(self.block)
         seen: list[Tensor] = []
-        for block, weights in zip(self.block, joined, strict=True):
+        for place, (block, weights) in enumerate(zip(self.block, joined, strict=True)):
             # A checkpoint keeps what goes into a block: one tensor rather than two.
             if update is not None and (output_hidden_states or (block.gradient_checkpointing and self.training)):
                 hidden_states, update = add_residual(update, hidden_states), None
@@ -306,7 +305,7 @@ class FAT5Stack(nn.Module):
                 encoder_layout=encoder_layout,
                 cache=cache,
                 query_offset=query_offset,
-                shared=shared,
+                shared=None if shared is None else shared.of_layer(place),  # of blocks left out, indices have gaps
                 joined=weights,
             )
         if update is None:
@@ -337,13 +336,15 @@ class FAT5Stack(nn.Module):
         """Whether something may be made for all blocks before the first one runs.
 
         Not where a block is computed a second time, to keep less; and not where somebody has wrapped one, or a layer in
-        it: a wrapper may hold the weights only while what is in it runs.
+        it, or replaced its `forward`: a wrapper may hold the weights only while what is in it runs, run it without
+        gradients, or run it again in the backward.
         """
-        if self.training and any(cast(FAT5Block, block).gradient_checkpointing for block in self.block):
+        blocks = [block for block in self.block if type(block) is FAT5Block]
+        if len(blocks) < len(self.block) or any(block.training and block.gradient_checkpointing for block in blocks):
             return False
-        parts = [part for block in self.block for part in (block, *cast(Any, block).layer)]
-        layers = [part for part in parts if isinstance(part, _Sublayer)]
-        return all(type(part) in _OWN for part in (*parts, *(part for layer in layers for part in layer.children())))
+        parts = [part for block in blocks for part in (block, *block.layer)]
+        parts += [child for part in parts if isinstance(part, _Sublayer) for child in part.children()]
+        return all(type(part) in _OWN and "forward" not in vars(part) for part in parts)
 
     def _cross_attentions(self) -> list[Attention]:
         return [cast(CrossAttentionLayer, cast(FAT5Block, block).layer[1]).EncDecAttention for block in self.block]

@@ -23,15 +23,17 @@ class SharedKeys:
 
     Attributes:
         states: What they were made from.
-        joined: [..., L, layers, 2, H, D].
+        joined: [..., L, layers, 2, H, D], without a gradient, which goes back by the link.
         link: What the last layer that used them left for the next one, see `shared_attention`.
         first: The layer behind that one.
+        autocast: Autocast's type where they were made, None where it was off.
     """
 
     states: Tensor
     joined: Tensor
     link: Tensor
     first: int = 0
+    autocast: torch.dtype | None = None
 
     @classmethod
     def make(cls, attentions: Sequence[Attention], states: Tensor) -> SharedKeys | None:
@@ -49,7 +51,7 @@ class SharedKeys:
             return None
         heads = (attentions[0].num_heads, attentions[0].head_dim)
         joined = F.linear(states, weight).unflatten(-1, (len(attentions), 2, *heads))
-        return cls(states, joined, joined)
+        return cls(states, joined.detach(), joined, autocast=_autocast_type(states))
 
     def of_layer(self, layer: int) -> LayerKeys:
         """Return them as the cross-attention of a layer takes them."""
@@ -68,8 +70,8 @@ class LayerKeys:
         self._layer = layer
 
     def made_from(self, states: Tensor | None) -> bool:
-        """Whether these states are what they were made from, which a hook may have replaced."""
-        return self.after.states is states
+        """Whether these states, under this autocast, are what they were made from: a hook may have changed both."""
+        return states is not None and self.after.states is states and self.after.autocast == _autocast_type(states)
 
     def joined(self) -> Tensor:
         """Return k and v of the layer, [..., L, 2, H, D]."""
@@ -79,5 +81,11 @@ class LayerKeys:
         """Return the attention of queries to them, with the options of `flash_attention`."""
         shared, layer = self.after, self._layer
         out, link = shared_attention(shared.joined, shared.link, q, layer=layer, first=shared.first, **options)
-        self.after = replace(shared, link=link, first=layer + 1)
+        if torch.is_grad_enabled():  # by a link without a gradient none would come back to the layers before
+            self.after = replace(shared, link=link, first=layer + 1)
         return out
+
+
+def _autocast_type(states: Tensor) -> torch.dtype | None:
+    device = states.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None

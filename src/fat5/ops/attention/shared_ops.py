@@ -120,8 +120,9 @@ def define_shared_ops(name: str, run_forward: RunForward, run_backward: RunBackw
             return tuple(grads)
         if torch.is_grad_enabled():
             raise RuntimeError(
-                f"fat5::{name}_shared_attention gives first derivatives alone; got a backward pass that is to be "
-                "differentiated (create_graph=True)"
+                f"fat5::{name}_shared_attention, as all attention here, has first derivatives alone; got a backward "
+                "pass that is to be differentiated itself; expected create_graph=False, and for a product with second "
+                "derivatives the difference of two gradients"
             )
         if gradient is None:
             gradient = room_for_gradient(shared, layer, grad_out)
