@@ -25,7 +25,7 @@ import torch
 from triton.experimental.gluon.language import constexpr
 from triton.runtime.jit import JITFunction
 
-from fat5.ops.attention.hopper import backward, forward, query_gradient, tile
+from fat5.ops.attention.hopper import backward, forward, forward_steps, query_gradient, tile
 from tests.ops.gluon_machine import (
     NOW,
     Barrier,
@@ -193,6 +193,7 @@ _OVERRIDES = {
     "reinterpret": lambda buffer, dtype, shape, layout: buffer.reinterpret(dtype, shape),
     "release_next": lambda: None,
     "kept": lambda x: x,
+    "apart": lambda x: x,
     "tma_load": _tma_load,
     "tma_store": _tma_store,
     "tma_add": lambda desc, coordinates, buffer: _tma_store(desc, coordinates, buffer, add=True),
@@ -205,7 +206,7 @@ _OVERRIDES = {
 def _namespace() -> dict[str, Any]:
     """The kernels' functions as plain Python over this file's machine."""
     space: dict[str, Any] = {"__builtins__": __builtins__}
-    for module in (tile, forward, backward, query_gradient):
+    for module in (tile, forward_steps, forward, backward, query_gradient):
         for name, value in vars(module).items():
             if isinstance(value, JITFunction):
                 space[name] = types.FunctionType(value.fn.__code__, space, name, value.fn.__defaults__)

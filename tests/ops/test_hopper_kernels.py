@@ -220,6 +220,9 @@ SHAPES = [  # three consumers: 192 queries a tile, and at 256 and 200 some that 
     (64, 300, False, ForwardShape(2, 4, ahead=False)),
     (64, 390, True, ForwardShape(2, 3, chunk=1)),
     (128, 130, False, ForwardShape(2, 2, ahead=False)),
+    (64, 256, True, ForwardShape(2, 3, ahead=False, halves=True)),
+    (128, 320, True, ForwardShape(2, 2, ahead=False, halves=True)),
+    (64, 190, False, ForwardShape(2, 3, ahead=False, halves=True)),
 ]
 
 

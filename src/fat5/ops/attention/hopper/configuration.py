@@ -30,6 +30,8 @@ class ForwardShape:
         ahead: A program begins its next tile beside the last product of the one before.
         chunk: Turns of causal tiles that are sorted by work together.
         alternate: Two consumers issue their products in turn.
+        halves: Queries that see none of the second half of their last tile of keys multiply its first half alone, and
+            the two consumers change places from tile to tile. Not with tiles begun ahead.
     """
 
     consumers: int = 2
@@ -37,10 +39,15 @@ class ForwardShape:
     ahead: bool = True
     chunk: int = TURNS_A_CHUNK
     alternate: bool = False
+    halves: bool = False
+
+    def __post_init__(self) -> None:
+        if self.halves and (self.consumers != 2 or self.ahead):
+            raise ValueError(f"got halves with {self.consumers} consumers and ahead={self.ahead}, expected 2 and False")
 
     def __str__(self) -> str:
         words = [f"{self.consumers} consumers", f"{self.stages} stages", "ahead" if self.ahead else "not ahead"]
-        words += ["alternating"] * self.alternate
+        words += ["alternating"] * self.alternate + ["halves"] * self.halves
         return ", ".join(words + [f"chunks of {self.chunk}"] * (self.chunk != TURNS_A_CHUNK))
 
     def shared_bytes(self, head_dim: int) -> int:

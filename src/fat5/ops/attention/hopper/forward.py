@@ -12,10 +12,22 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from fat5.ops.attention.hopper.forward_steps import (
+    HIDDEN,
+    apart,
+    await_turn,
+    await_values,
+    first_weights,
+    half_step,
+    last_product,
+    pass_turn,
+    softmax_step,
+    store_sums,
+    whole_tiles,
+)
 from fat5.ops.attention.hopper.interface import await_previous, group_barrier
 from fat5.ops.attention.hopper.tile import (
     accumulator,
-    add_bias,
     barriers,
     key_tiles,
     load_tile,
@@ -24,36 +36,6 @@ from fat5.ops.attention.hopper.tile import (
     store_tile,
     table_ends,
 )
-
-_HIDDEN = gl.constexpr(-1e30)  # finite: a row of hidden keys alone sums to 0, without NaN
-
-
-@gluon.jit
-def softmax_step(
-    s, peak, total, factor, table, n0, corner, keys, span, left, right,
-    R: gl.constexpr, BN: gl.constexpr, BIAS: gl.constexpr, TAILS: gl.constexpr, SL: gl.constexpr,
-):  # fmt: skip
-    """Return a tile's weights, the new row maxima and sums, and the factor of what was summed before.
-
-    The table is divided by the scale, so that a near tile costs one addition an element and a far tile nothing: its
-    constant goes into the row maximum. `corner` is the distance between the tile's first key and its first query.
-    """
-    constant = 0.0
-    if BIAS:
-        if R < 0:
-            s = add_bias(s, table, corner + span, BN, SL)
-        elif (corner + BN - 1 > -R) & (corner - 63 < R):
-            s = add_bias(s, table, corner + R + BN + 64, BN, SL)
-        else:
-            constant = gl.where(corner < 0, left, right)
-    if TAILS:
-        if n0 + BN > keys:
-            columns = gl.arange(0, BN, layout=gl.SliceLayout(0, SL))
-            s = gl.where((columns < keys - n0)[None, :], s, -float("inf"))
-    new_peak = gl.maximum(peak, gl.max(s, 1) * factor + constant)
-    p = gl.exp2(s * factor - (new_peak - constant)[:, None])
-    decay = gl.exp2(peak - new_peak)
-    return p, new_peak, total * decay + gl.sum(p, 1), decay
 
 
 @gluon.jit
@@ -94,68 +76,17 @@ def forward_producer(
 
 
 @gluon.jit
-def await_values(v_full, used, NB: gl.constexpr):
-    """Wait until the values of the keys whose weights were just computed are there.
-
-    AHEAD, this stands between those weights and the wait for the product before them, although the values are needed
-    only after it: the wait is a loop, and so ends a block of code. Without one there, ptxas moves the product's wait
-    ahead of the weights' arithmetic, and the two no longer overlap.
-    """
-    mbarrier.wait(v_full.index(used % NB), (used // NB) & 1)
-
-
-@gluon.jit
-def await_turn(go, issued, c: gl.constexpr, ALTERNATE: gl.constexpr):
-    """Wait until the other consumer has issued as many products of scores; consumer 0 is one ahead.
-
-    ALTERNATE, one consumer's products then run beside the other's arithmetic; without, both tend to do the same at a
-    time.
-    """
-    if ALTERNATE:
-        mbarrier.wait(go.index(c), (issued & 1) ^ (1 - c))
-
-
-@gluon.jit
-def pass_turn(go, c: gl.constexpr, ALTERNATE: gl.constexpr):
-    """Let the other consumer issue its products."""
-    if ALTERNATE:
-        mbarrier.arrive(go.index(1 - c), count=1)
-
-
-@gluon.jit
-def first_weights(
-    sq_own, sk, q_full, k_full, k_empty, go, done, used, factor, table, corner, keys, span, left, right,
-    c: gl.constexpr, ALTERNATE: gl.constexpr, NQ: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, BN: gl.constexpr,
-    BIAS: gl.constexpr, TAILS: gl.constexpr, SL: gl.constexpr,
-):  # fmt: skip
-    """Return the weights of a tile's first keys, its row maxima and sums."""
-    peak = gl.full([64], _HIDDEN, gl.float32, layout=gl.SliceLayout(1, SL))
-    total = gl.zeros([64], gl.float32, layout=gl.SliceLayout(1, SL))
-    zeros = gl.zeros([64, BN], gl.float32, layout=SL)
-    stage = used % NB
-    mbarrier.wait(q_full.index(done % NQ), (done // NQ) & 1)
-    mbarrier.wait(k_full.index(stage), (used // NB) & 1)
-    await_turn(go, used, c, ALTERNATE)
-    s = warpgroup_mma(sq_own, sk.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
-    pass_turn(go, c, ALTERNATE)
-    s = warpgroup_mma_wait(0, deps=[s])
-    mbarrier.arrive(k_empty.index(stage), count=1)
-    p, peak, total, decay = softmax_step(
-        s, peak, total, factor, table, 0, corner, keys, span, left, right, R, BN, BIAS, TAILS, SL
-    )
-    return p, peak, total
-
-
-@gluon.jit
 def forward_consumer(
     shared, c: gl.constexpr, NC: gl.constexpr, NQ: gl.constexpr, NB: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
     R: gl.constexpr, CAUSAL: gl.constexpr, BIAS: gl.constexpr, RAGGED: gl.constexpr, TAILS: gl.constexpr,
-    AHEAD: gl.constexpr, ALTERNATE: gl.constexpr,
+    AHEAD: gl.constexpr, ALTERNATE: gl.constexpr, HALVES: gl.constexpr,
 ):  # fmt: skip
     """Attend with 64 queries; the product of the next keys' scores runs beside that of this one's weights.
 
     AHEAD, the next keys may be the first of the program's next tile, so that none of its products stands alone, and a
-    product of weights runs beside the next ones' arithmetic.
+    product of weights runs beside the next ones' arithmetic. HALVES, which goes with two consumers that do not begin
+    ahead, queries that see none of the second half of their last tile of keys multiply the first half alone. Of causal
+    tiles those are mostly the upper queries; so the consumers change places from tile to tile.
     """
     o_desc, sq, sk, sv, so, q_full, q_empty, k_full, v_full, k_empty, v_empty, go, Table, LSE, factor, span, work = (
         shared
@@ -164,6 +95,7 @@ def forward_consumer(
     SL: gl.constexpr = accumulator(BN)
     OL: gl.constexpr = accumulator(D)
     PL: gl.constexpr = gl.DotOperandLayout(0, OL, 2)
+    HL: gl.constexpr = accumulator(BN // 2)
     zeros = gl.zeros([64, BN], gl.float32, layout=SL)
     so_own = so.index(c)
     pitch = work[7]
@@ -176,7 +108,7 @@ def forward_consumer(
     done = 0
     begun = False  # the upcoming tile's first weights are there
     if AHEAD:
-        peak = gl.full([64], _HIDDEN, gl.float32, layout=gl.SliceLayout(1, SL))
+        peak = gl.full([64], HIDDEN, gl.float32, layout=gl.SliceLayout(1, SL))
         total = gl.zeros([64], gl.float32, layout=gl.SliceLayout(1, SL))
         p = zeros
     upcoming = next_tile(0, work, NC * 64, CAUSAL, RAGGED, False)
@@ -184,7 +116,10 @@ def forward_consumer(
     for turn in range(work[8]):
         there, head, first, qy, qx, ky, kx, queries, keys, shift, rows, slot = upcoming
         if there:
-            q0 = first + c * 64
+            own = c
+            if HALVES:
+                own = c ^ (done & 1)
+            q0 = first + own * 64
             n = key_tiles(first, keys, shift, NC * 64, BN, CAUSAL)
             buffer = done % NQ
             if q0 >= queries:  # past the sequence's end: only keep the barriers moving
@@ -205,7 +140,10 @@ def forward_consumer(
                 table = Table + head * width
                 left, right = ends
                 corner = -(q0 + shift)
-                sq_own = sq.index(buffer * NC + c)
+                sq_own = sq.index(buffer * NC + own)
+                whole = n
+                if HALVES:
+                    whole = whole_tiles(n, corner, keys, BN, CAUSAL)
                 if AHEAD:
                     if not begun:
                         p, peak, total = first_weights(
@@ -223,7 +161,7 @@ def forward_consumer(
                     # ptxas 12.8 computes a descriptor that two blocks of code share in one of them, and here the first
                     # can be jumped over: a zero that it can't see keeps this one apart.
                     sq_own = sq.index(buffer * NC + c + zero)
-                for i in range(1, n):
+                for i in range(1, whole):
                     last = used % NB
                     used += 1
                     stage = used % NB
@@ -239,57 +177,83 @@ def forward_consumer(
                     mbarrier.arrive(k_empty.index(stage), count=1)
                     n0 = i * BN
                     p, peak, total, decay = softmax_step(
-                        s, peak, total, factor, table, n0, corner + n0, keys, span, left, right, R, BN, BIAS, TAILS, SL
-                    )
+                        s, peak, total, factor, table, n0, corner + n0, keys, span, left, right, R, BN, BN, BIAS,
+                        TAILS, SL,
+                    )  # fmt: skip
                     if AHEAD:
                         await_values(v_full, used, NB)
                     acc = warpgroup_mma_wait(0, deps=[acc])
                     mbarrier.arrive(v_empty.index(last), count=1)
                     acc = acc * gl.convert_layout(decay, gl.SliceLayout(1, OL))[:, None]
-                mbarrier.arrive(q_empty.index(buffer), count=1)
-                last = used % NB
-                used += 1
-                lanes = gl.arange(0, 64, layout=gl.SliceLayout(1, SL))
-                seen = total > 0
-                safe = gl.where(seen, total, 1.0)
-                lse = gl.where(seen, peak + gl.log2(safe), float("inf"))
-                gl.store(LSE + rows + head * pitch + q0 + lanes, lse, mask=q0 + lanes < queries)
-                inverse = gl.convert_layout(gl.where(seen, 1.0 / safe, 0.0), gl.SliceLayout(1, OL))
-                weights = gl.convert_layout(p.to(E), PL)
-                if not AHEAD:
-                    await_values(v_full, used - 1, NB)
-                    acc = warpgroup_mma(weights, sv.index(last), acc, is_async=True)
-                upcoming = next_tile(turn + 1, work, NC * 64, CAUSAL, RAGGED, False)
-                ends = table_ends(Table, upcoming[1], factor, width, BIAS)
-                if AHEAD:
-                    first = upcoming[2] + c * 64
-                    begun = upcoming[0] & (first < upcoming[7])
-                    if begun:
-                        left, right = ends
-                        buffer = (done + 1) % NQ
-                        stage = used % NB
-                        mbarrier.wait(q_full.index(buffer), ((done + 1) // NQ) & 1)
-                        mbarrier.wait(k_full.index(stage), (used // NB) & 1)
-                        sq_own = sq.index(buffer * NC + c)
-                        await_turn(go, used, c, ALTERNATE)
-                        s = warpgroup_mma(sq_own, sk.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
-                        acc = warpgroup_mma(weights, sv.index(last), acc, is_async=True)
-                        pass_turn(go, c, ALTERNATE)
-                        s = warpgroup_mma_wait(1, deps=[s])
-                        mbarrier.arrive(k_empty.index(stage), count=1)
-                        peak = gl.full([64], _HIDDEN, gl.float32, layout=gl.SliceLayout(1, SL))
-                        total = gl.zeros([64], gl.float32, layout=gl.SliceLayout(1, SL))
-                        p, peak, total, decay = softmax_step(
-                            s, peak, total, factor, Table + upcoming[1] * width, 0, -(first + upcoming[9]),
-                            upcoming[8], span, left, right, R, BN, BIAS, TAILS, SL,
+                row = rows + head * pitch + q0
+                if HALVES:
+                    weights = gl.convert_layout(p.to(E), PL)
+                    if whole < n:
+                        p_half, acc, peak_half, total_half = half_step(
+                            weights, acc, peak, total, sq_own, sk, sv, k_full, k_empty, v_full, v_empty, go, used,
+                            factor, table, whole * BN, corner, keys, span, left, right, c, ALTERNATE, NB, R, BN, BIAS,
+                            TAILS, HL, OL,
                         )  # fmt: skip
+                        mbarrier.arrive(q_empty.index(buffer), count=1)
+                        used += 1
                         await_values(v_full, used, NB)
-                        acc = warpgroup_mma_wait(0, deps=[acc])
+                        acc, inverse, upcoming, ends = last_product(
+                            gl.convert_layout(p_half.to(E), PL), sv.index(used % NB).slice(0, BN // 2), acc, peak_half,
+                            total_half, LSE, row, q0, queries, turn, work, Table, factor, width, NC * 64, CAUSAL, BIAS,
+                            RAGGED, gl.SliceLayout(1, HL), OL,
+                        )  # fmt: skip
+                        used = apart(used)
                     else:
-                        acc = warpgroup_mma(weights, sv.index(last), acc, is_async=True)
-                        acc = warpgroup_mma_wait(0, deps=[acc])
+                        mbarrier.arrive(q_empty.index(buffer), count=1)
+                        await_values(v_full, used, NB)
+                        acc, inverse, upcoming, ends = last_product(
+                            weights, sv.index(used % NB), acc, peak, total, LSE, row, q0, queries, turn, work, Table,
+                            factor, width, NC * 64, CAUSAL, BIAS, RAGGED, gl.SliceLayout(1, SL), OL,
+                        )  # fmt: skip
+                    last = used % NB
+                    used += 1
                 else:
-                    acc = warpgroup_mma_wait(0, deps=[acc])
+                    mbarrier.arrive(q_empty.index(buffer), count=1)
+                    last = used % NB
+                    used += 1
+                    inverse = store_sums(LSE, row, peak, total, q0, queries, gl.SliceLayout(1, SL), OL)
+                    weights = gl.convert_layout(p.to(E), PL)
+                    if not AHEAD:
+                        await_values(v_full, used - 1, NB)
+                        acc = warpgroup_mma(weights, sv.index(last), acc, is_async=True)
+                    upcoming = next_tile(turn + 1, work, NC * 64, CAUSAL, RAGGED, False)
+                    ends = table_ends(Table, upcoming[1], factor, width, BIAS)
+                    if AHEAD:
+                        first = upcoming[2] + c * 64
+                        begun = upcoming[0] & (first < upcoming[7])
+                        if begun:
+                            left, right = ends
+                            buffer = (done + 1) % NQ
+                            stage = used % NB
+                            mbarrier.wait(q_full.index(buffer), ((done + 1) // NQ) & 1)
+                            mbarrier.wait(k_full.index(stage), (used // NB) & 1)
+                            sq_own = sq.index(buffer * NC + c)
+                            await_turn(go, used, c, ALTERNATE)
+                            s = warpgroup_mma(
+                                sq_own, sk.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True
+                            )
+                            acc = warpgroup_mma(weights, sv.index(last), acc, is_async=True)
+                            pass_turn(go, c, ALTERNATE)
+                            s = warpgroup_mma_wait(1, deps=[s])
+                            mbarrier.arrive(k_empty.index(stage), count=1)
+                            peak = gl.full([64], HIDDEN, gl.float32, layout=gl.SliceLayout(1, SL))
+                            total = gl.zeros([64], gl.float32, layout=gl.SliceLayout(1, SL))
+                            p, peak, total, decay = softmax_step(
+                                s, peak, total, factor, Table + upcoming[1] * width, 0, -(first + upcoming[9]),
+                                upcoming[8], span, left, right, R, BN, BN, BIAS, TAILS, SL,
+                            )  # fmt: skip
+                            await_values(v_full, used, NB)
+                            acc = warpgroup_mma_wait(0, deps=[acc])
+                        else:
+                            acc = warpgroup_mma(weights, sv.index(last), acc, is_async=True)
+                            acc = warpgroup_mma_wait(0, deps=[acc])
+                    else:
+                        acc = warpgroup_mma_wait(0, deps=[acc])
                 mbarrier.arrive(v_empty.index(last), count=1)
                 tma.store_wait(0)
                 group_barrier()
@@ -305,7 +269,8 @@ def forward_kernel(
     q_desc, k_desc, v_desc, o_desc, Table, LSE, factor, span, Records, tiles, blocks, H, M, N, shift, pitch, turns,
     chunk, NC: gl.constexpr, NQ: gl.constexpr, NB: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, R: gl.constexpr,
     CAUSAL: gl.constexpr, BIAS: gl.constexpr, RAGGED: gl.constexpr, TAILS: gl.constexpr, AHEAD: gl.constexpr,
-    ALTERNATE: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    ALTERNATE: gl.constexpr, HALVES: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
+    PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Persistent: each program takes its tiles, NC * 64 queries of one head over all their keys, from the schedule.
 
@@ -330,9 +295,18 @@ def forward_kernel(
     if NC == 3:
         gl.warp_specialize(
             [
-                (forward_consumer, (shared, 0, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS, AHEAD, ALTERNATE)),
-                (forward_consumer, (shared, 1, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS, AHEAD, ALTERNATE)),
-                (forward_consumer, (shared, 2, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS, AHEAD, ALTERNATE)),
+                (
+                    forward_consumer,
+                    (shared, 0, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS, AHEAD, ALTERNATE, HALVES),
+                ),
+                (
+                    forward_consumer,
+                    (shared, 1, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS, AHEAD, ALTERNATE, HALVES),
+                ),
+                (
+                    forward_consumer,
+                    (shared, 2, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS, AHEAD, ALTERNATE, HALVES),
+                ),
                 (forward_producer, (loads, NC, NQ, NB, BN, D, CAUSAL, RAGGED)),
             ],
             [4, 4, 1],
@@ -341,8 +315,14 @@ def forward_kernel(
     else:
         gl.warp_specialize(
             [
-                (forward_consumer, (shared, 0, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS, AHEAD, ALTERNATE)),
-                (forward_consumer, (shared, 1, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS, AHEAD, ALTERNATE)),
+                (
+                    forward_consumer,
+                    (shared, 0, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS, AHEAD, ALTERNATE, HALVES),
+                ),
+                (
+                    forward_consumer,
+                    (shared, 1, NC, NQ, NB, BN, D, R, CAUSAL, BIAS, RAGGED, TAILS, AHEAD, ALTERNATE, HALVES),
+                ),
                 (forward_producer, (loads, NC, NQ, NB, BN, D, CAUSAL, RAGGED)),
             ],
             [4, 1],

@@ -59,6 +59,8 @@ def constants(configuration: Configuration, kernel: str) -> dict[str, Any]:
             "BN": KEY_TILE,
             "AHEAD": shape.ahead,
             "ALTERNATE": shape.alternate,
+            # Without either every consumer sees its last tile as a whole.
+            "HALVES": shape.halves and (configuration.causal or configuration.tails),
         }
     elif kernel == "backward_kernel":
         depth = {
