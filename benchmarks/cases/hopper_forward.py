@@ -31,6 +31,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--ahead", choices=("yes", "no"), default=["yes", "no"], help=ahead, **several)
     alternate = "whether two warpgroups issue their products in turn"
     parser.add_argument("--alternate", choices=("yes", "no"), default=["yes", "no"], help=alternate, **several)
+    halves = "whether queries that see half of their last keys multiply that half alone"
+    parser.add_argument("--halves", choices=("yes", "no"), default=["yes", "no"], help=halves, **several)
     chunks = "turns of causal tiles sorted by work together, tried with the fastest shape"
     parser.add_argument("--chunks", default=[2, 4, 8, 16], help=chunks, **several, **number)
     layouts = "how q, k, v lie in memory: the first for all shapes, others for the fastest and today's"
@@ -54,6 +56,7 @@ def run(arguments: Namespace, session: Session) -> None:
         stages=arguments.stages,
         ahead=[choice == "yes" for choice in arguments.ahead],
         alternate=[choice == "yes" for choice in arguments.alternate],
+        halves=[choice == "yes" for choice in arguments.halves],
         chunks=arguments.chunks,
         layouts=arguments.layouts,
         tokens=arguments.tokens,

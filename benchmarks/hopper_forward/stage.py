@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -48,6 +49,11 @@ class Stage:
         """Return the constants of a shape, or of today's choice."""
         chosen = forward_configuration(self._problem)
         return chosen if shape is None else dataclasses.replace(chosen, shape=shape)
+
+    def telling(self, shapes: Mapping[int, Sequence[ForwardShape]]) -> list[ForwardShape]:
+        """Return those of its head dimension, without half tiles of keys where no query sees half of one."""
+        own = shapes[self.workload.head_dim]
+        return [shape for shape in own if self.configuration(shape).halves == shape.halves]
 
     def yardstick(self) -> Subject:
         """Return cuDNN's kernel without a bias."""

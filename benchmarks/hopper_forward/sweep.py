@@ -32,6 +32,7 @@ class Sweep:
         stages: Tiles of keys and values.
         ahead: Whether the next tile begins beside the last product.
         alternate: Whether two consumers issue their products in turn.
+        halves: Whether queries that see half of their last tile of keys multiply that half alone.
         chunks: Turns of causal tiles sorted together, tried on the fastest shape alone.
         layouts: How the inputs lie in memory: the first for all shapes, the others for the fastest and today's.
         tokens: Tokens of a batch.
@@ -46,6 +47,7 @@ class Sweep:
     stages: Sequence[int]
     ahead: Sequence[bool]
     alternate: Sequence[bool]
+    halves: Sequence[bool]
     chunks: Sequence[int]
     layouts: Sequence[str]
     tokens: int
@@ -83,6 +85,7 @@ class Sweep:
             and shape.stages in self.stages
             and shape.ahead in self.ahead
             and shape.alternate in self.alternate
+            and shape.halves in self.halves
         ]
         if not found:
             raise UsageError(
@@ -110,7 +113,7 @@ def measure(session: Session, sweep: Sweep) -> Rows:
     shapes = {head_dim: sweep.shapes(head_dim) for head_dim in sweep.head_dims}
     verdicts: dict[Configuration, str | None] = {}
     if unavailable() is None:
-        every = (stage.configuration(shape) for stage in stages for shape in shapes[stage.workload.head_dim])
+        every = (stage.configuration(shape) for stage in stages for shape in stage.telling(shapes))
         verdicts = compile_all(every)
     rows: Rows = []
     for stage in stages:
@@ -122,7 +125,7 @@ def measure(session: Session, sweep: Sweep) -> Rows:
             return session.measure(at.subject(shape, reason))
 
         mine = session.measure(stage.yardstick())
-        for shape in shapes[stage.workload.head_dim]:
+        for shape in stage.telling(shapes):
             mine += time(shape)
         best = fastest(mine)
         if best is not None and stage.workload.causal:

@@ -40,15 +40,23 @@ def test_every_shape_is_compared_and_timed(emulated, tmp_path, capsys):
     assert {row["status"] for row in own} == {"ok"}
     assert all(0 < float(row["gate"]) <= 1 and float(row["p50_ms"]) > 0 for row in own)
     tokens = [row["implementation"] for row in own if row["layout"] == "tokens"]
-    assert tokens[:3] == ["2 consumers, 2 stages, ahead", "2 consumers, 2 stages, not ahead",
-                          "3 consumers, 2 stages, not ahead"]  # fmt: skip
-    assert tokens[3].endswith("chunks of 1")
-    assert len(tokens) == 4
+    assert tokens[:4] == ["2 consumers, 2 stages, ahead", "2 consumers, 2 stages, not ahead",
+                          "2 consumers, 2 stages, not ahead, halves", "3 consumers, 2 stages, not ahead"]  # fmt: skip
+    assert tokens[4].endswith("chunks of 1")
+    assert len(tokens) == 5
     assert any(row["layout"] == "heads" for row in own)
     assert {row["implementation"] for row in own if row["today"] == "True"} == {"2 consumers, 3 stages, not ahead"}
     assert {(x.shape.consumers, x.shape.ahead) for x in emulated} == {(2, True), (2, False), (3, False)}
+    assert {x.shape.halves for x in emulated} == {True, False}
     printed = capsys.readouterr().out
     assert "D64 L130 causal tokens" in printed.split("fastest")[1]
+
+
+def test_half_tiles_of_keys_are_left_out_where_all_are_whole(emulated, tmp_path):
+    code, rows = run(tmp_path, *TOY, "--lengths", "128", "--masks", "full", "--consumers", "2", "--ahead", "no")
+    assert code == 0
+    assert not any(x.shape.halves for x in emulated)
+    assert {row["halves"] for row in rows if row["implementation"] != "cudnn"} == {"False"}
 
 
 def test_a_wrong_output_fails(emulated, tmp_path, monkeypatch):

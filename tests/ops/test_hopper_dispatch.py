@@ -354,6 +354,29 @@ def test_overwritten_operands_are_found_in_a_listing():
     assert overwritten_operands(spilled) == []
 
 
+BRANCHES = """
+        /*0010*/                   F2FP.BF16.F32.PACK_AB R8, R3, R2 ;
+        /*0020*/               @P0 BRA `(.L_x_1) ;
+        /*0030*/                   FADD R8, R3, R2 ;
+        /*0040*/                   BRA `(.L_x_2) ;
+.L_x_1:
+        /*0050*/                   HGMMA.64x64x16.F32.BF16 R56, R8, gdesc[UR20], RZ, !UPT, gsb0 ;
+        /*0060*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+.L_x_2:
+        /*0070*/                   EXIT ;
+"""
+
+
+def test_overwritten_operands_are_found_on_every_way_to_a_product():
+    assert overwritten_operands(BRANCHES) == []
+    falls_through = BRANCHES.replace("BRA `(.L_x_2)", "NOP")
+    assert overwritten_operands(falls_through) == ["A register R8 of instruction 4 comes from FADD"]
+    predicated = BRANCHES.replace("        /*0010*/                   F2FP", "        /*0010*/              @!P1 F2FP")
+    assert overwritten_operands("        /*0000*/                   FMUL R8, R3, R2 ;" + predicated) == [
+        "A register R8 of instruction 5 comes from FMUL"
+    ]
+
+
 STALE = """
         /*0010*/                   UMOV UR6, 0x400 ;
         /*0020*/                   UMOV UR7, 0x40000040 ;

@@ -88,6 +88,12 @@ class Configuration:
     phased: bool = False
     one_pass: bool = True
 
+    @property
+    def halves(self) -> bool:
+        """The forward multiplies half tiles of keys: its shape says so, and some queries may see no more of their
+        last."""
+        return self.shape.halves and (self.causal or self.tails)
+
     def __str__(self) -> str:
         kind = "no bias" if not self.bias else "ALiBi" if self.radius == EVERYWHERE else f"radius {self.radius}"
         flags = {

@@ -187,10 +187,9 @@ def forward_consumer(
                     acc = acc * gl.convert_layout(decay, gl.SliceLayout(1, OL))[:, None]
                 row = rows + head * pitch + q0
                 if HALVES:
-                    weights = gl.convert_layout(p.to(E), PL)
                     if whole < n:
                         p_half, acc, peak_half, total_half = half_step(
-                            weights, acc, peak, total, sq_own, sk, sv, k_full, k_empty, v_full, v_empty, go, used,
+                            p, acc, peak, total, sq_own, sk, sv, k_full, k_empty, v_full, v_empty, go, used,
                             factor, table, whole * BN, corner, keys, span, left, right, c, ALTERNATE, NB, R, BN, BIAS,
                             TAILS, HL, OL,
                         )  # fmt: skip
@@ -198,17 +197,17 @@ def forward_consumer(
                         used += 1
                         await_values(v_full, used, NB)
                         acc, inverse, upcoming, ends = last_product(
-                            gl.convert_layout(p_half.to(E), PL), sv.index(used % NB).slice(0, BN // 2), acc, peak_half,
-                            total_half, LSE, row, q0, queries, turn, work, Table, factor, width, NC * 64, CAUSAL, BIAS,
-                            RAGGED, gl.SliceLayout(1, HL), OL,
+                            p_half, sv.index(used % NB).slice(0, BN // 2), acc, peak_half, total_half, LSE, row, q0,
+                            queries, turn, work, Table, factor, width, NC * 64, CAUSAL, BIAS, RAGGED,
+                            gl.SliceLayout(1, HL), OL,
                         )  # fmt: skip
                         used = apart(used)
                     else:
                         mbarrier.arrive(q_empty.index(buffer), count=1)
                         await_values(v_full, used, NB)
                         acc, inverse, upcoming, ends = last_product(
-                            weights, sv.index(used % NB), acc, peak, total, LSE, row, q0, queries, turn, work, Table,
-                            factor, width, NC * 64, CAUSAL, BIAS, RAGGED, gl.SliceLayout(1, SL), OL,
+                            p, sv.index(used % NB), acc, peak, total, LSE, row, q0, queries, turn, work, Table, factor,
+                            width, NC * 64, CAUSAL, BIAS, RAGGED, gl.SliceLayout(1, SL), OL,
                         )  # fmt: skip
                     last = used % NB
                     used += 1

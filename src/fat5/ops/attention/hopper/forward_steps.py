@@ -119,7 +119,7 @@ def store_sums(LSE, row, peak, total, q0, queries, L: gl.constexpr, OL: gl.const
 
 @gluon.jit
 def half_step(
-    weights, acc, peak, total, sq_own, sk, sv, k_full, k_empty, v_full, v_empty, go, used, factor, table, n0, corner,
+    p, acc, peak, total, sq_own, sk, sv, k_full, k_empty, v_full, v_empty, go, used, factor, table, n0, corner,
     keys, span, left, right, c: gl.constexpr, ALTERNATE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
     BN: gl.constexpr, BIAS: gl.constexpr, TAILS: gl.constexpr, HL: gl.constexpr, OL: gl.constexpr,
 ):  # fmt: skip
@@ -137,6 +137,7 @@ def half_step(
     k = sk.index(stage).slice(0, HALF)
     s = warpgroup_mma(sq_own, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
     await_values(v_full, used, NB)
+    weights = gl.convert_layout(p.to(sv.dtype), gl.DotOperandLayout(0, OL, 2))
     acc = warpgroup_mma(weights, sv.index(last), acc, is_async=True)
     pass_turn(go, c, ALTERNATE)
     s = warpgroup_mma_wait(1, deps=[s])
@@ -163,7 +164,7 @@ def apart(x):
 
 @gluon.jit
 def last_product(
-    weights, values, acc, peak, total, LSE, row, q0, queries, turn, work, Table, factor, width, ROWS: gl.constexpr,
+    p, values, acc, peak, total, LSE, row, q0, queries, turn, work, Table, factor, width, ROWS: gl.constexpr,
     CAUSAL: gl.constexpr, BIAS: gl.constexpr, RAGGED: gl.constexpr, L: gl.constexpr, OL: gl.constexpr,
 ):  # fmt: skip
     """Add a tile's last weights; the log-sum-exp is stored, and the next tile found, beside that product.
@@ -171,6 +172,7 @@ def last_product(
     Returns:
         The output, its factor, the next tile, and the ends of its table.
     """
+    weights = gl.convert_layout(p.to(values.dtype), gl.DotOperandLayout(0, OL, 2))
     acc = warpgroup_mma(weights, values, acc, is_async=True)
     inverse = store_sums(LSE, row, peak, total, q0, queries, L, OL)
     upcoming = next_tile(turn + 1, work, ROWS, CAUSAL, RAGGED, False)

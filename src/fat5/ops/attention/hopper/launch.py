@@ -59,8 +59,7 @@ def constants(configuration: Configuration, kernel: str) -> dict[str, Any]:
             "BN": KEY_TILE,
             "AHEAD": shape.ahead,
             "ALTERNATE": shape.alternate,
-            # Without either every consumer sees its last tile as a whole.
-            "HALVES": shape.halves and (configuration.causal or configuration.tails),
+            "HALVES": configuration.halves,
         }
     elif kernel == "backward_kernel":
         depth = {

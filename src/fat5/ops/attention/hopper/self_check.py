@@ -137,9 +137,16 @@ def small_problem(configuration: Configuration, device: torch.device) -> Problem
 
 def all_shapes(head_dim: int) -> Iterator[ForwardShape]:
     """Yield every shape of the forward that a multiprocessor holds; `forward_shape` takes some of them."""
-    ways = ((True, False), (False, False), (True, True))  # ahead, and alternating
-    for consumers, stages, (ahead, alternate) in itertools.product((2, 3), (2, 3, 4), ways):
-        shape = ForwardShape(consumers, stages, ahead, alternate=alternate)
+    ways = (  # ahead, alternating, and halves
+        (True, False, False),
+        (False, False, False),
+        (True, True, False),
+        (False, False, True),
+    )
+    for consumers, stages, (ahead, alternate, halves) in itertools.product((2, 3), (2, 3, 4), ways):
+        if halves and consumers == 3:
+            continue
+        shape = ForwardShape(consumers, stages, ahead, alternate=alternate, halves=halves)
         # Registers for a third consumer are few: none for accumulators of 128 columns, nor for a tile begun ahead.
         held = consumers == 2 or (head_dim == 64 and not ahead)
         if held and shape.shared_bytes(head_dim) + _BARRIERS <= SHARED_MEMORY[90]:
