@@ -89,6 +89,10 @@ class Shared:
     def __init__(self, memory: Tensor, root: Tensor, parts: frozenset[int], each: int = 1) -> None:
         self.memory, self.root, self.parts, self.each = memory, root, parts, each
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.memory.dtype
+
     @staticmethod
     def allocate(dtype: torch.dtype, shape: list[int], layout: Any = None) -> Shared:
         memory = torch.full(shape, torch.nan, dtype=dtype)
