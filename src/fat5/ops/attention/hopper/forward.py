@@ -185,7 +185,7 @@ def forward_consumer(
                     acc = warpgroup_mma_wait(0, deps=[acc])
                     mbarrier.arrive(v_empty.index(last), count=1)
                     acc = acc * gl.convert_layout(decay, gl.SliceLayout(1, OL))[:, None]
-                row = rows + head * pitch + q0
+                place = (LSE, rows, head, pitch, q0, queries)
                 if HALVES:
                     if whole < n:
                         p_half, acc, peak_half, total_half = half_step(
@@ -197,8 +197,8 @@ def forward_consumer(
                         used += 1
                         await_values(v_full, used, NB)
                         acc, inverse, upcoming, ends = last_product(
-                            p_half, sv.index(used % NB).slice(0, BN // 2), acc, peak_half, total_half, LSE, row, q0,
-                            queries, turn, work, Table, factor, width, NC * 64, CAUSAL, BIAS, RAGGED,
+                            p_half, sv.index(used % NB).slice(0, BN // 2), acc, peak_half, total_half, place,
+                            turn, work, Table, factor, width, NC * 64, CAUSAL, BIAS, RAGGED,
                             gl.SliceLayout(1, HL), OL,
                         )  # fmt: skip
                         used = apart(used)
@@ -206,7 +206,7 @@ def forward_consumer(
                         mbarrier.arrive(q_empty.index(buffer), count=1)
                         await_values(v_full, used, NB)
                         acc, inverse, upcoming, ends = last_product(
-                            p, sv.index(used % NB), acc, peak, total, LSE, row, q0, queries, turn, work, Table, factor,
+                            p, sv.index(used % NB), acc, peak, total, place, turn, work, Table, factor,
                             width, NC * 64, CAUSAL, BIAS, RAGGED, gl.SliceLayout(1, SL), OL,
                         )  # fmt: skip
                     last = used % NB
@@ -215,7 +215,7 @@ def forward_consumer(
                     mbarrier.arrive(q_empty.index(buffer), count=1)
                     last = used % NB
                     used += 1
-                    inverse = store_sums(LSE, row, peak, total, q0, queries, gl.SliceLayout(1, SL), OL)
+                    inverse = store_sums(place, peak, total, gl.SliceLayout(1, SL), OL)
                     weights = gl.convert_layout(p.to(E), PL)
                     if not AHEAD:
                         await_values(v_full, used - 1, NB)

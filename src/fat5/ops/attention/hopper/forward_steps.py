@@ -107,13 +107,14 @@ def whole_tiles(n, corner, keys, BN: gl.constexpr, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
-def store_sums(LSE, row, peak, total, q0, queries, L: gl.constexpr, OL: gl.constexpr):
+def store_sums(place, peak, total, L: gl.constexpr, OL: gl.constexpr):
     """Store the log-sum-exp of 64 rows, and return the factor of their outputs."""
+    LSE, rows, head, pitch, q0, queries = place
     lanes = gl.arange(0, 64, layout=L)
     seen = total > 0
     safe = gl.where(seen, total, 1.0)
     lse = gl.where(seen, peak + gl.log2(safe), float("inf"))
-    gl.store(LSE + row + lanes, lse, mask=q0 + lanes < queries)
+    gl.store(LSE + rows + head * pitch + q0 + lanes, lse, mask=q0 + lanes < queries)
     return gl.convert_layout(gl.where(seen, 1.0 / safe, 0.0), gl.SliceLayout(1, OL))
 
 
@@ -164,7 +165,7 @@ def apart(x):
 
 @gluon.jit
 def last_product(
-    p, values, acc, peak, total, LSE, row, q0, queries, turn, work, Table, factor, width, ROWS: gl.constexpr,
+    p, values, acc, peak, total, place, turn, work, Table, factor, width, ROWS: gl.constexpr,
     CAUSAL: gl.constexpr, BIAS: gl.constexpr, RAGGED: gl.constexpr, L: gl.constexpr, OL: gl.constexpr,
 ):  # fmt: skip
     """Add a tile's last weights; the log-sum-exp is stored, and the next tile found, beside that product.
@@ -174,7 +175,7 @@ def last_product(
     """
     weights = gl.convert_layout(p.to(values.dtype), gl.DotOperandLayout(0, OL, 2))
     acc = warpgroup_mma(weights, values, acc, is_async=True)
-    inverse = store_sums(LSE, row, peak, total, q0, queries, L, OL)
+    inverse = store_sums(place, peak, total, L, OL)
     upcoming = next_tile(turn + 1, work, ROWS, CAUSAL, RAGGED, False)
     ends = table_ends(Table, upcoming[1], factor, width, BIAS)
     acc = warpgroup_mma_wait(0, deps=[acc])
