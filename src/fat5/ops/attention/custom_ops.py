@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_type_hints
 
 from torch import Tensor
 
@@ -14,6 +16,18 @@ RunForward = Callable[[Problem], tuple[Tensor, Tensor]]
 RunBackward = Callable[[Problem, Tensor, Tensor, Tensor, bool, Gradients], tuple[Tensor, Tensor, Tensor, Tensor | None]]
 
 NOT_COMPUTED = 0  # elements of the tensor that stands for a gradient nobody asked for
+
+
+def takes_settings(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a function that ends in `*settings` the fields of `Problem` behind q, k and v as its parameters."""
+    signature, types = inspect.signature(function, eval_str=True), get_type_hints(Problem)
+    *own, _ = signature.parameters.values()
+    fields = [field.name for field in dataclasses.fields(Problem)[3:]]
+    settings = [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=types[name]) for name in fields
+    ]
+    function.__signature__ = signature.replace(parameters=[*own, *settings])  # type: ignore[attr-defined]
+    return function
 
 
 def define_ops(name: str, run_forward: RunForward, run_backward: RunBackward) -> tuple[Any, Any]:
@@ -33,58 +47,20 @@ def define_ops(name: str, run_forward: RunForward, run_backward: RunBackward) ->
         return problem.q.new_empty(problem.q.shape), lse
 
     @operator(f"{name}_attention", fake=fake_forward)
-    def forward(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        bias: Tensor | None,
-        bias_kind: str,
-        offset: int | None,
-        offsets: Tensor | None,
-        key_starts: Tensor | None,
-        key_lengths: Tensor | None,
-        cu_seqlens_q: Tensor | None,
-        cu_seqlens_k: Tensor | None,
-        softmax_scale: float,
-        causal: bool,
-        dropout_p: float,
-        seed: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        return run_forward(
-            Problem(q, k, v, bias, bias_kind, offset, offsets, key_starts, key_lengths, cu_seqlens_q, cu_seqlens_k,
-                    softmax_scale, causal, dropout_p, seed)
-        )  # fmt: skip
+    @takes_settings
+    def forward(q: Tensor, k: Tensor, v: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
+        return run_forward(Problem(q, k, v, *settings))
 
     def fake_backward(grad_out, out, lse, bias_grad, q, k, v, bias, *rest):
         grad_bias = bias.new_empty(bias.shape) if bias is not None and bias_grad else q.new_empty(NOT_COMPUTED)
         return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), grad_bias
 
     @operator(f"{name}_attention_backward", fake=fake_backward)
+    @takes_settings
     def backward(
-        grad_out: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        bias_grad: bool,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        bias: Tensor | None,
-        bias_kind: str,
-        offset: int | None,
-        offsets: Tensor | None,
-        key_starts: Tensor | None,
-        key_lengths: Tensor | None,
-        cu_seqlens_q: Tensor | None,
-        cu_seqlens_k: Tensor | None,
-        softmax_scale: float,
-        causal: bool,
-        dropout_p: float,
-        seed: Tensor | None,
+        grad_out: Tensor, out: Tensor, lse: Tensor, bias_grad: bool, q: Tensor, k: Tensor, v: Tensor, *settings: Any
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        problem = Problem(
-            q, k, v, bias, bias_kind, offset, offsets, key_starts, key_lengths, cu_seqlens_q, cu_seqlens_k,
-            softmax_scale, causal, dropout_p, seed,
-        )  # fmt: skip
+        problem = Problem(q, k, v, *settings)
         grad_q, grad_k, grad_v, grad_bias = run_backward(
             problem, grad_out, out, lse, bias_grad, problem.room_for_gradients()
         )

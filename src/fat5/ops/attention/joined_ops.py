@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fat5.ops.attention.custom_ops import NOT_COMPUTED, RunBackward, RunForward, keep, kept
+from fat5.ops.attention.custom_ops import NOT_COMPUTED, RunBackward, RunForward, keep, kept, takes_settings
 from fat5.ops.attention.problem import Problem, accumulation_dtype
 from fat5.ops.operators import operator, register_autograd
 
@@ -28,31 +28,15 @@ def define_joined_ops(name: str, run_forward: RunForward, run_backward: RunBackw
         return joined.new_empty(problem.q.shape), lse
 
     @operator(f"{name}_joined_attention", fake=fake_forward)
-    def forward(
-        joined: Tensor,
-        q: Tensor | None,
-        bias: Tensor | None,
-        bias_kind: str,
-        offset: int | None,
-        offsets: Tensor | None,
-        key_starts: Tensor | None,
-        key_lengths: Tensor | None,
-        cu_seqlens_q: Tensor | None,
-        cu_seqlens_k: Tensor | None,
-        softmax_scale: float,
-        causal: bool,
-        dropout_p: float,
-        seed: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        return run_forward(
-            Problem(*joined_parts(joined, q), bias, bias_kind, offset, offsets, key_starts, key_lengths, cu_seqlens_q,
-                    cu_seqlens_k, softmax_scale, causal, dropout_p, seed)
-        )  # fmt: skip
+    @takes_settings
+    def forward(joined: Tensor, q: Tensor | None, *settings: Any) -> tuple[Tensor, Tensor]:
+        return run_forward(Problem(*joined_parts(joined, q), *settings))
 
     def fake_backward(grad_out, out, lse, bias_grad, joined, q, bias, *settings):
         return _room(joined, joined), _room(q, joined), _room(bias if bias_grad else None, joined)
 
     @operator(f"{name}_joined_attention_backward", fake=fake_backward)
+    @takes_settings
     def backward(
         grad_out: Tensor,
         out: Tensor,
@@ -60,23 +44,9 @@ def define_joined_ops(name: str, run_forward: RunForward, run_backward: RunBackw
         bias_grad: bool,
         joined: Tensor,
         q: Tensor | None,
-        bias: Tensor | None,
-        bias_kind: str,
-        offset: int | None,
-        offsets: Tensor | None,
-        key_starts: Tensor | None,
-        key_lengths: Tensor | None,
-        cu_seqlens_q: Tensor | None,
-        cu_seqlens_k: Tensor | None,
-        softmax_scale: float,
-        causal: bool,
-        dropout_p: float,
-        seed: Tensor | None,
+        *settings: Any,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        problem = Problem(
-            *joined_parts(joined, q), bias, bias_kind, offset, offsets, key_starts, key_lengths, cu_seqlens_q,
-            cu_seqlens_k, softmax_scale, causal, dropout_p, seed,
-        )  # fmt: skip
+        problem = Problem(*joined_parts(joined, q), *settings)
         grad_joined, grad_q = _room(joined, joined), _room(q, joined)
         gradients = joined_parts(grad_joined, None if q is None else grad_q)
         *_, grad_bias = run_backward(problem, grad_out, out, lse, bias_grad, gradients)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fat5.ops.attention.custom_ops import NOT_COMPUTED, RunBackward, RunForward, keep, kept
+from fat5.ops.attention.custom_ops import NOT_COMPUTED, RunBackward, RunForward, keep, kept, takes_settings
 from fat5.ops.attention.problem import Problem, accumulation_dtype
 from fat5.ops.operators import operator, register_autograd
 
@@ -49,29 +49,16 @@ def define_shared_ops(name: str, run_forward: RunForward, run_backward: RunBackw
         return q.new_empty(q.shape), lse, _new_link(shared)
 
     @operator(f"{name}_shared_attention", fake=fake_forward)
+    @takes_settings
     def forward(
         shared: Tensor,
         link: Tensor,
         q: Tensor,
         layer: int,
         first: int,
-        bias: Tensor | None,
-        bias_kind: str,
-        offset: int | None,
-        offsets: Tensor | None,
-        key_starts: Tensor | None,
-        key_lengths: Tensor | None,
-        cu_seqlens_q: Tensor | None,
-        cu_seqlens_k: Tensor | None,
-        softmax_scale: float,
-        causal: bool,
-        dropout_p: float,
-        seed: Tensor | None,
+        *settings: Any,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        problem = Problem(
-            q, *layer_parts(shared, layer), bias, bias_kind, offset, offsets, key_starts, key_lengths, cu_seqlens_q,
-            cu_seqlens_k, softmax_scale, causal, dropout_p, seed,
-        )  # fmt: skip
+        problem = Problem(q, *layer_parts(shared, layer), *settings)
         return *run_forward(problem), _new_link(shared)
 
     def fake_backward(gradient, grad_out, out, lse, bias_grad, shared, q, layer, bias, *settings):
@@ -79,6 +66,7 @@ def define_shared_ops(name: str, run_forward: RunForward, run_backward: RunBackw
         return q.new_empty(q.shape), grad_bias
 
     @operator(f"{name}_shared_attention_backward", fake=fake_backward, mutates=["gradient"])
+    @takes_settings
     def backward(
         gradient: Tensor,
         grad_out: Tensor,
@@ -88,23 +76,9 @@ def define_shared_ops(name: str, run_forward: RunForward, run_backward: RunBackw
         shared: Tensor,
         q: Tensor,
         layer: int,
-        bias: Tensor | None,
-        bias_kind: str,
-        offset: int | None,
-        offsets: Tensor | None,
-        key_starts: Tensor | None,
-        key_lengths: Tensor | None,
-        cu_seqlens_q: Tensor | None,
-        cu_seqlens_k: Tensor | None,
-        softmax_scale: float,
-        causal: bool,
-        dropout_p: float,
-        seed: Tensor | None,
+        *settings: Any,
     ) -> tuple[Tensor, Tensor]:
-        problem = Problem(
-            q, *layer_parts(shared, layer), bias, bias_kind, offset, offsets, key_starts, key_lengths, cu_seqlens_q,
-            cu_seqlens_k, softmax_scale, causal, dropout_p, seed,
-        )  # fmt: skip
+        problem = Problem(q, *layer_parts(shared, layer), *settings)
         grad_q = q.new_empty(q.shape)
         *_, grad_bias = run_backward(problem, grad_out, out, lse, bias_grad, (grad_q, *layer_parts(gradient, layer)))
         return grad_q, q.new_zeros(NOT_COMPUTED) if grad_bias is None else grad_bias
