@@ -153,11 +153,9 @@ def _line(row: dict[str, Any]) -> str:
 
 def comparison(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the newest score of each task and model: commands may share the tasks, and models, among them."""
-    newest: dict[tuple[Any, Any], Mapping[str, Any]] = {}
-    for row in sorted(rows, key=lambda row: str(row["date"])):
-        if row["table"] == "tasks" and row.get("score") not in (None, ""):
-            newest[row["task"], row["implementation"]] = row
-    return list(newest.values())
+    from benchmarks.tasks.finetuning import newest_scores
+
+    return newest_scores(rows)
 
 
 def claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.figures.bars import cell, draw_bars
 from benchmarks.figures.style import caption, latest, latest_of_each, legend_below, new_figure, tidy
+from benchmarks.tasks.finetuning import newest_scores
 
 Row = Mapping[str, str]
 Rows = Sequence[Row]
@@ -117,8 +118,7 @@ def draw_heads(rows: Rows) -> Figure | None:
 
 def draw_tasks(rows: Rows) -> Figure | None:
     """Draw the latest score on each task: pretrained, random twin, and the best simple method."""
-    scored = [row for row in rows if row["table"] == "tasks" and row["status"] == "ok" and row.get("score")]
-    scored = latest_of_each(scored, "task", "implementation")
+    scored = newest_scores(rows)
     best: dict[str, Row] = {}
     for row in scored:
         if row["implementation"] not in _TASKS:

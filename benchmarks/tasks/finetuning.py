@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+Row = TypeVar("Row", bound=Mapping[str, Any])
 
 MODELS = ("pretrained", "random")
 TASKS = ("topic_fr", "entities_fr", "qa_fr", "similarity_fr", "summary_fr", "translation_en_fr")
@@ -84,6 +86,15 @@ def baseline_row(name: str, method: str, scores: Mapping[str, float], metric: st
         "metric": metric,
         "score": scores[metric],
     }
+
+
+def newest_scores(rows: Sequence[Row]) -> list[Row]:
+    """Return of rows on file the newest score of each task and model."""
+    newest: dict[tuple[Any, Any], Row] = {}
+    for row in sorted(rows, key=lambda row: str(row["date"])):
+        if row["table"] == "tasks" and row.get("score") not in (None, ""):
+            newest[row["task"], row["implementation"]] = row
+    return list(newest.values())
 
 
 def find_leaks(corpus: str, data: str, names: Sequence[str]) -> dict[str, tuple[int, int, str]]:
