@@ -232,6 +232,7 @@ def _make_trainer(
         remove_unused_columns=False,
         seed=seed,
         use_cache=True,
+        accelerator_config={"non_blocking": True},  # else each batch's copy waits for all that the device has to do
     )
     arguments._n_gpu = min(arguments.n_gpu, 1)  # else the Trainer would split batches over all with DataParallel
     optimizer = build_optimizer(model, config.optimizer)
