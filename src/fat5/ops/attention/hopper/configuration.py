@@ -126,9 +126,13 @@ def forward_shape(configuration: Configuration, num_keys: int) -> ForwardShape:
     # ALiBi with tails has no registers for the next tile.
     spare = not (configuration.tails and configuration.radius == EVERYWHERE)
     if configuration.causal:
-        # Short causal tiles end beside each other anyway; so do those at 64 at any length.
+        # Short causal tiles end beside each other anyway; so do those at 64 at any length. They gain by half tiles, for
+        # which tails at 128 have no registers.
         late = wide and spare and num_keys > _LONG
-        return ForwardShape(stages=2 if wide else 3, ahead=late, chunk=2 if late else TURNS_A_CHUNK)
+        halves = not late and not (wide and configuration.tails and not configuration.ragged)
+        return ForwardShape(
+            stages=2 if wide else 3, ahead=late, chunk=2 if late or halves else TURNS_A_CHUNK, halves=halves
+        )
     return ForwardShape(stages=2 if wide else 3, ahead=spare)
 
 
