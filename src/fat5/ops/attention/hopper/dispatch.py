@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fat5.ops.attention import launch as portable
 from fat5.ops.attention.hopper.configuration import Configuration, backward_configuration, forward_configuration
-from fat5.ops.attention.hopper.support import backward_refused, refused
+from fat5.ops.attention.hopper.support import backward_refused, plannable, refused
 from fat5.ops.attention.problem import Gradients, Problem
 from fat5.ops.dependent_launch import capability
 
@@ -76,6 +76,24 @@ def run_backward(
             except Exception as error:
                 _give_up(configuration, problem.q.device, error)
     return portable.run_backward(problem, grad_out, out, lse, bias_grad, gradients)
+
+
+def plan_size(problem: Problem, *, backward: bool) -> int:
+    """Return the length of the plan that `make_plan` returns."""
+    if not _runs_here(problem) or not plannable(problem):
+        return 0
+    from fat5.ops.attention.hopper import launch
+
+    return launch.plan_size(problem, backward=backward)
+
+
+def make_plan(problem: Problem, *, backward: bool) -> Tensor:
+    """Return the plan of calls with a problem's sizes, lengths and bias; empty where the kernels take no such calls."""
+    if plan_size(problem, backward=backward) == 0:
+        return torch.empty(0, dtype=torch.int32, device=problem.q.device)
+    from fat5.ops.attention.hopper import launch
+
+    return launch.make_plan(problem, backward=backward)
 
 
 def _runs_here(problem: Problem) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fat5.ops.attention.hopper import plan
 from fat5.ops.attention.hopper.backward import backward_kernel
 from fat5.ops.attention.hopper.chain import Chain
 from fat5.ops.attention.hopper.configuration import KEY_TILE, QUERY_BUFFERS, Configuration
@@ -167,6 +168,17 @@ def run_backward(
         if grad_bias is not None and bias_dtype is not None:
             grad_bias = grad_bias.to(bias_dtype)
     return *gradients, grad_bias
+
+
+def plan_size(problem: Problem, *, backward: bool) -> int:
+    """Return the length of a plan, 0 where there is nothing to plan."""
+    return plan.size(problem, processors(problem.q.device), backward=backward)
+
+
+def make_plan(problem: Problem, *, backward: bool) -> Tensor:
+    """Return a plan of calls with this problem's sizes, lengths and bias; see `plan.py`."""
+    with on_device(problem.q):
+        return plan.make(_readable(problem), processors(problem.q.device), backward=backward)
 
 
 def _readable(problem: Problem) -> Problem:
