@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from fat5.ops import DistanceBias, flash_attention, joined_attention, plan_attention
+from fat5.ops.attention.hopper import plan as hopper_plan
 from fat5.ops.attention.plan import AttentionPlan
 from fat5.ops.attention.shared import shared_attention
 from tests.ops.plan_counts import count_making
-from tests.ops.test_attention_kernels import DEVICE, reproducible
+from tests.ops.test_attention_kernels import DEVICE, relative_error, reproducible
 from tests.ops.test_hopper_kernels import launches  # noqa: F401
 
 BF16 = torch.bfloat16
@@ -77,6 +78,16 @@ def test_a_plan_changes_no_bit_and_saves_what_it_holds(layout, causal, made):
         # The deterministic form's other tiles of queries have records of their own.
         assert made == Counter(**({"write_records": 1} if ragged else {}))
     assert all(torch.equal(a, b) and a.any() for a, b in zip(alone, planned, strict=True))
+
+
+def test_the_order_of_tiles_changes_no_bit(monkeypatch):
+    """Causal tiles of a head at a time, as in large batches of a few heads at a time."""
+    options, leaves = lengths_of("packed") | {"causal": True}, leaves_of("packed")
+    with reproducible("hopper"):
+        together = run(leaves, options, None)
+        monkeypatch.setattr(hopper_plan, "_TURNS_A_GROUP", {True: 0, False: 0})
+        apart = run(leaves, options, None)
+    assert all(torch.equal(a, b) for a, b in zip(together, apart, strict=True))
 
 
 def test_one_plan_serves_joined_and_shared_projections(made):
@@ -173,10 +184,11 @@ def test_opcheck():
     torch.library.opcheck(torch.ops.fat5.hopper_attention_plan.default, arguments, test_utils=checks)
 
 
-def test_compiles_whole_with_one_plan_for_all_layers(made):
-    """The plan is one node of the forward's graph, and goes to the backward as it is."""
+@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiles_whole_with_one_plan_for_all_layers(compiler, made):
+    """The plan is one node of the forward's graph, and goes to the backward as it is; also where lengths change."""
     options, (*parts, table) = lengths_of("packed"), leaves_of("packed")
-    joined = torch.stack([x.detach() for x in parts], 1).requires_grad_()
+    whole = torch.stack([x.detach() for x in parts], 1)
 
     def stack(joined, table, ends):
         settings = options | {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "backend": "hopper", "softmax_scale": 0.125}
@@ -187,12 +199,16 @@ def test_compiles_whole_with_one_plan_for_all_layers(made):
             joined = joined + out[:, None]
         return joined
 
-    results = []
-    for function in (stack, torch.compile(stack, fullgraph=True, backend="aot_eager")):
-        made.clear()
-        with reproducible("hopper"):
-            out = function(joined, table, options["cu_seqlens_q"])
-            torch.manual_seed(1)
-            results.append([out, *torch.autograd.grad(out, (joined, table), torch.randn_like(out))])
-        assert made == Counter(write_table=2, write_records=2 + 2)
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    any_length = compiler == "inductor"
+    compiled = torch.compile(stack, fullgraph=True, backend=compiler, dynamic=any_length)
+    for total in (TOTAL, TOTAL - 30)[: 1 + any_length]:
+        joined, results = whole[:total].clone().requires_grad_(), []
+        for function in (stack, compiled):
+            made.clear()
+            with reproducible("hopper"):
+                out = function(joined, table, options["cu_seqlens_q"])
+                torch.manual_seed(1)
+                results.append([out, *torch.autograd.grad(out, (joined, table), torch.randn_like(out))])
+            assert made == Counter(write_table=2, write_records=2 + 2)
+        for ours, theirs in zip(*results, strict=True):
+            assert relative_error(ours.detach(), theirs.detach()) < (1e-2 if any_length else 1e-12)

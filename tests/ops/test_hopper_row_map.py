@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from fat5.ops import DistanceBias, flash_attention
+from fat5.ops import DistanceBias, flash_attention, plan_attention
 from fat5.ops.attention.backends import BACKENDS
 from fat5.ops.attention.hopper.records import KEY_TILES, make_records
 from fat5.ops.attention.hopper.rows import prepare_kernel
@@ -97,8 +97,10 @@ def test_keys_around_the_real_ones_are_cleared_and_no_others(length, given, stri
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("planned", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_a_graph_that_is_replayed_with_shorter_documents_clears_their_rows(deterministic):
+def test_a_graph_that_is_replayed_with_shorter_documents_clears_their_rows(deterministic, causal, planned):
     """Rows that held results in the replay before; the offsets change on the device alone."""
     if BACKENDS["hopper"]() is not None:
         pytest.skip(BACKENDS["hopper"]())
@@ -108,10 +110,12 @@ def test_a_graph_that_is_replayed_with_shorter_documents_clears_their_rows(deter
     leaves = [x.requires_grad_() for x in (q, k, v, torch.randn(4, 183, device=DEVICE))]
 
     def step(offsets):
-        out = flash_attention(
-            *leaves[:3], bias=DistanceBias(leaves[3]), cu_seqlens_q=offsets, cu_seqlens_k=offsets, max_seqlen_q=4096,
-            max_seqlen_k=4096, softmax_scale=0.125, backend="hopper",
-        )  # fmt: skip
+        options = {
+            "bias": DistanceBias(leaves[3]), "causal": causal, "cu_seqlens_q": offsets, "cu_seqlens_k": offsets,
+            "max_seqlen_q": 4096, "max_seqlen_k": 4096, "softmax_scale": 0.125, "backend": "hopper",
+        }  # fmt: skip
+        plan = plan_attention(*leaves[:2], **options) if planned else None
+        out = flash_attention(*leaves[:3], plan=plan, **options)
         return [out, *torch.autograd.grad(out, leaves, weights)]
 
     stream = torch.cuda.Stream()

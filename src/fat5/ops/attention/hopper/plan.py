@@ -37,7 +37,7 @@ _BIAS_KINDS = {
 _SETUP_BLOCK = 512
 _ALIGNMENT = 32  # int32: each part of a plan starts at 128 bytes
 _HEAD_GROUPS = 3  # an odd number: the last group's tiles fall, and so the shortest ones end the launch
-_TURNS_A_GROUP = 4
+_TURNS_A_GROUP = {True: 4, False: 8}  # at least; of tiles of keys, which read more, and of queries
 _setups = PreparedLaunches()
 
 Parts = dict[str, Tensor]
@@ -153,10 +153,10 @@ def write_records(
 def _heads_together(problem: Problem, tiles: Tiles) -> int:
     """Return the heads whose tiles are sorted by work together.
 
-    Sorted over all heads, causal tiles of one document's keys are far apart, and each finds its queries, their output's
-    gradient and the sums of dQ in the L2 no more.
+    Sorted over all heads, causal tiles of one document are far apart, and each finds what another one read in the L2 no
+    more: of keys its queries, their output's gradient and the sums of dQ, of queries its keys and values.
     """
-    if problem.causal and tiles.keys and tiles.turns >= _HEAD_GROUPS * _TURNS_A_GROUP:
+    if problem.causal and tiles.turns >= _HEAD_GROUPS * _TURNS_A_GROUP[tiles.keys]:
         return ceil_divide(problem.heads, _HEAD_GROUPS)
     return problem.heads
 
