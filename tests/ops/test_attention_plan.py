@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fat5.ops import DistanceBias, flash_attention, joined_attention, plan_attention
+from fat5.ops.attention.hopper import dispatch, launch
 from fat5.ops.attention.hopper import plan as hopper_plan
 from fat5.ops.attention.plan import AttentionPlan
 from fat5.ops.attention.shared import shared_attention
@@ -148,6 +149,23 @@ def test_a_plan_of_another_length_is_left_aside(made):
         assert torch.equal(
             flash_attention(*leaves[:3], plan=other, **settings), flash_attention(*leaves[:3], **settings)
         )
+
+
+def test_where_making_plans_fails_calls_do_without(made, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(dispatch, "_without_plans", set())
+    monkeypatch.setattr(dispatch, "_warned", set())
+    monkeypatch.setattr(launch, "make_plan", fail)
+    leaves = leaves_of("packed")
+    settings = {"bias": DistanceBias(leaves[3]), "softmax_scale": 0.125, "backend": "hopper"} | lengths_of("packed")
+    with pytest.warns(RuntimeWarning, match="no such instruction"):
+        plan = plan_attention(*leaves[:2], **settings)
+    with torch.no_grad():
+        out = flash_attention(*leaves[:3], plan=plan, **settings)
+        assert made == Counter(write_table=1, write_records=1)
+        assert torch.equal(out, flash_attention(*leaves[:3], **settings))
 
 
 @pytest.mark.parametrize("backend", ["torch", "auto"] if DEVICE == "cpu" else ["torch", "triton"])

@@ -147,7 +147,7 @@ class Attention(nn.Module):
             shared = None
         if cache is None and shared is None and rotation is None and not one_sided:
             joined = self._joined(hidden_states, key_value_states, weight)
-        if dropout_p > 0 or one_sided:
+        if dropout_p > 0 or one_sided or isinstance(bias, DenseBias):
             plans = None
 
         def plan(q: Tensor, k: Tensor) -> AttentionPlan | None:

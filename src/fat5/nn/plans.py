@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fat5.ops import AttentionPlan, plan_attention
 from fat5.ops.attention.api import op_arguments
+from fat5.ops.attention.backends import choose_backend
 
 
 class AttentionPlans:
@@ -19,6 +20,8 @@ class AttentionPlans:
     def plan(self, q: Tensor, k: Tensor, **options: Any) -> AttentionPlan | None:
         """Return the plan of a call with these options of `flash_attention`, or None where the backend has none."""
         backend = options.pop("backend")
+        if choose_backend(backend, q, keys="planned") is None:
+            return None
         arguments = op_arguments(q, k, k, **options)
         for plan in self._made:
             if plan.fits(q, k, arguments):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 import warnings
@@ -19,6 +20,7 @@ CAPABILITY = (9, 0)
 _TAKE_OVER = "the portable kernels take over"
 _verdicts: dict[tuple[Configuration, torch.device], str | None] = {}
 _warned: set[str] = set()
+_without_plans: set[torch.device] = set()  # where making one has failed
 _lock = threading.Lock()
 
 
@@ -45,6 +47,7 @@ def unavailable() -> str | None:
 
 def run_forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """Return the output and the log2-sum-exp of the scores; see `custom_ops.define_ops`."""
+    problem = _with_sound_plan(problem)
     if _runs_here(problem) and refused(problem) is None:
         configuration = forward_configuration(problem)
         if verdict(configuration, problem.q.device) is None:
@@ -64,6 +67,7 @@ def run_backward(
 
     Both kinds of kernels share one form of `lse`.
     """
+    problem = _with_sound_plan(problem)
     # A broadcast gradient, such as that of a sum, has strides of 0.
     grad_out = grad_out if grad_out.stride(-1) == 1 and 0 not in grad_out.stride() else grad_out.contiguous()
     if _runs_here(problem) and backward_refused(problem, grad_out, bias_grad) is None:
@@ -88,12 +92,28 @@ def plan_size(problem: Problem, *, backward: bool) -> int:
 
 
 def make_plan(problem: Problem, *, backward: bool) -> Tensor:
-    """Return the plan of calls with a problem's sizes, lengths and bias; empty where the kernels take no such calls."""
-    if plan_size(problem, backward=backward) == 0:
-        return torch.empty(0, dtype=torch.int32, device=problem.q.device)
-    from fat5.ops.attention.hopper import launch
+    """Return the plan of calls with a problem's sizes, lengths and bias; empty where the kernels take no such calls.
 
-    return launch.make_plan(problem, backward=backward)
+    Where it cannot be made, calls do without plans from then on: torch.compile relies on the length alone.
+    """
+    size, device = plan_size(problem, backward=backward), problem.q.device
+    if size > 0 and device not in _without_plans:
+        from fat5.ops.attention.hopper import launch
+
+        try:
+            return launch.make_plan(problem, backward=backward)
+        except Exception as error:  # whatever the compiler or the driver raise
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            _without_plans.add(device)
+            _warn("plans", f"hopper attention: {_first_line(error)}; each call makes for itself what a plan would hold")
+    return torch.empty(size, dtype=torch.int32, device=device)
+
+
+def _with_sound_plan(problem: Problem) -> Problem:
+    if problem.plan is None or problem.q.device not in _without_plans:
+        return problem
+    return dataclasses.replace(problem, plan=None)
 
 
 def _runs_here(problem: Problem) -> bool:
