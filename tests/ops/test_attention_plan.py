@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fat5.ops import DistanceBias, flash_attention, joined_attention, plan_attention
+from fat5.ops.attention.api import op_arguments
 from fat5.ops.attention.hopper import dispatch, launch
 from fat5.ops.attention.hopper import plan as hopper_plan
 from fat5.ops.attention.plan import AttentionPlan
@@ -182,21 +183,9 @@ def test_there_is_nothing_to_plan_without_lengths_and_bias():
 def test_opcheck():
     q, k, _, table = leaves_of("packed")
     ends = offsets(0, 7, 8, 8, 150, 150)
-    arguments = (
-        q.detach(),
-        k.detach(),
-        True,
-        table.detach(),
-        "distance",
-        None,
-        None,
-        None,
-        None,
-        ends,
-        ends,
-        1.0,
-        True,
-    )
+    lengths = {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "max_seqlen_q": 142, "max_seqlen_k": 142}
+    settings = op_arguments(q, k, k, bias=DistanceBias(table.detach()), causal=True, **lengths)
+    arguments = (q.detach(), k.detach(), True, *settings)
     # Not that all of it has a value: what no tile is left for is not written.
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(torch.ops.fat5.hopper_attention_plan.default, arguments, test_utils=checks)

@@ -146,8 +146,9 @@ def op_arguments(
         causal,
         float(dropout_p),
         torch.randint(_MAX_SEED, (), device=q.device) if dropout_p > 0 else None,
+        None,
     )
-    return *arguments, plan.content if plan is not None and plan.fits(q, k, arguments) else None
+    return arguments if plan is None or not plan.fits(q, k, arguments) else (*arguments[:-1], plan.content)
 
 
 def _check_inputs(q: Tensor, k: Tensor, v: Tensor, packed: bool) -> None:

@@ -11,8 +11,6 @@ from torch import Tensor
 from fat5.ops.attention.api import autocast, op_arguments
 from fat5.ops.attention.backends import choose_backend
 
-_PLANNED = 10  # arguments of a custom op from the bias to `causal`; behind them come those of dropout
-
 
 @dataclass(frozen=True)
 class AttentionPlan:
@@ -29,10 +27,10 @@ class AttentionPlan:
     arguments: tuple[Any, ...]
 
     def fits(self, q: Tensor, k: Tensor, arguments: tuple[Any, ...]) -> bool:
-        """Whether it was made of the very tensors, and of equal settings, that a call's `op_arguments` gave."""
+        """Whether it was made of the very tensors, and of equal settings, that a call's `op_arguments` are."""
         if self.sizes != _sizes(q, k) or self.content.device != q.device:
             return False
-        for own, other in zip(self.arguments, arguments[:_PLANNED], strict=True):
+        for own, other in zip(self.arguments, arguments, strict=True):
             if isinstance(own, Tensor) or isinstance(other, Tensor):
                 if own is not other:
                     return False
@@ -66,7 +64,7 @@ def plan_attention(q: Tensor, k: Tensor, *, backend: str = "auto", **options: An
     if make is None:
         return None
     options["softmax_scale"] = abs(options.get("softmax_scale", 1.0))
-    arguments = op_arguments(q, k, k, **options)[:_PLANNED]
+    arguments = op_arguments(q, k, k, **options)
     tensors = [x.detach() if isinstance(x, Tensor) else x for x in (q, k, *arguments)]
     content = make(tensors[0], tensors[1], torch.is_grad_enabled(), *tensors[2:])
     return AttentionPlan(content, _sizes(q, k), arguments)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fat5.ops.attention.custom_ops import takes_settings
 from fat5.ops.attention.problem import Problem
 from fat5.ops.operators import operator
 
@@ -21,31 +22,12 @@ def define_plan_op(name: str, make: Callable[..., Tensor], size: Callable[..., i
         size: Maps the same to its length, without looking at a value or an address.
     """
 
-    def problem_of(q, k, settings):
-        return Problem(*(q, k, k, *settings, 0.0, None))
-
     def fake(q, k, backward, *settings):
-        return q.new_empty(size(problem_of(q, k, settings), backward=backward), dtype=torch.int32)
+        return q.new_empty(size(Problem(q, k, k, *settings), backward=backward), dtype=torch.int32)
 
     @operator(f"{name}_attention_plan", fake=fake)
-    def plan(
-        q: Tensor,
-        k: Tensor,
-        backward: bool,
-        bias: Tensor | None,
-        bias_kind: str,
-        offset: int | None,
-        offsets: Tensor | None,
-        key_starts: Tensor | None,
-        key_lengths: Tensor | None,
-        cu_seqlens_q: Tensor | None,
-        cu_seqlens_k: Tensor | None,
-        softmax_scale: float,
-        causal: bool,
-    ) -> Tensor:
-        settings = (
-            bias, bias_kind, offset, offsets, key_starts, key_lengths, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal
-        )  # fmt: skip
-        return make(problem_of(q, k, settings), backward=backward)
+    @takes_settings
+    def plan(q: Tensor, k: Tensor, backward: bool, *settings: Any) -> Tensor:
+        return make(Problem(q, k, k, *settings), backward=backward)
 
     return plan

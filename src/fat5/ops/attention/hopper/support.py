@@ -34,7 +34,7 @@ def plannable(problem: Problem) -> bool:
     bounded = not problem.bias_kind.startswith("alibi") or problem.offsets is None
     scaled = _SCALES[0] <= problem.softmax_scale <= _SCALES[1]
     known = problem.bias_kind in BIAS_KINDS and radius_of(problem) <= LARGEST_RADIUS
-    return takes_tensors(problem.q) and bounded and scaled and known
+    return takes_tensors(problem.q) and problem.dropout_p == 0 and bounded and scaled and known
 
 
 def refused(problem: Problem) -> str | None:
