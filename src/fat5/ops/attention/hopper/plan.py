@@ -36,7 +36,7 @@ _BIAS_KINDS = {
 }
 _SETUP_BLOCK = 512
 _ALIGNMENT = 32  # int32: each part of a plan starts at 128 bytes
-_HEAD_GROUPS = 3  # an odd number: the last group's tiles fall, and so the shortest ones end the launch
+_HEAD_GROUPS = 3  # of causal tiles, at most
 _TURNS_A_GROUP = {True: 4, False: 8}  # at least; of tiles of keys, which read more, and of queries
 _setups = PreparedLaunches()
 

@@ -78,8 +78,9 @@ def write_records(
 ):
     """Write the records of SHARE tiles of one head, in the order in which programs take them.
 
-    Tiles are 128 queries or 128 keys. Those of each `group` of heads are sorted by falling work, of every other group
-    by rising work, heads of one tile side by side, and dealt forth and back: position p goes to turn p // programs.
+    Tiles are 128 queries or 128 keys. Those of the last `group` of heads are sorted by falling work, so that the
+    shortest end the launch, of the group before by rising work, and so on by turns; heads of one tile lie side by side.
+    They are dealt forth and back: position p goes to turn p // programs.
     Positions beyond the last tile have no head (-1). Fields: head,
     first row in the sequence, y and x of its first query, y and x of its first real key, queries, keys, shift
     (position of the first query, from the first real key), its first row in the arrays [.., H, pitch] (PADDED: where
@@ -150,7 +151,7 @@ def write_records(
 
     used = tile < total
     first_head = head // group * group
-    rank = tl.where(head // group % 2 == 1, total - 1 - rank, rank)
+    rank = tl.where(((heads - 1) // group - head // group) % 2 == 1, total - 1 - rank, rank)
     position = first_head * total + rank * tl.minimum(group, heads - first_head) + head - first_head
     position = tl.where(used, position, tile * heads + head)
     turn = position // programs
