@@ -17,7 +17,7 @@ from benchmarks.attention.implementation import (
     heads_of_table,
 )
 from benchmarks.attention.workload import DTYPES, MAX_DISTANCE, Inputs, Workload, real_tokens
-from fat5.ops import DenseBias, DistanceBias, RelativeBias, flash_attention
+from fat5.ops import DenseBias, DistanceBias, RelativeBias, flash_attention, plan_attention
 from fat5.ops.attention.backends import BACKENDS, choose_backend
 
 
@@ -49,7 +49,8 @@ def fat5(
     Args:
         backend: Name of the backend.
         packed: Leave the padding out and pass `cu_seqlens`; otherwise padding is passed as `key_lengths`.
-        by_distance: Pass the table expanded by distance, as the layers of a stack get it that share one.
+        by_distance: Pass the table expanded by distance, and a plan where the backend has plans, as the layers of a
+            stack get them that share both.
         deterministic: Run the backward under `torch.use_deterministic_algorithms`.
     """
 
@@ -94,6 +95,8 @@ def fat5(
         else:
             leaf = inputs.table.clone().requires_grad_()
             make, gradient, held = (lambda table: relative_bias(table, workload)), heads_of_table, ()
+        if by_distance:
+            options["plan"] = plan_attention(q, k, bias=make(leaf), **options)
         return Run(
             forward=lambda: flash_attention(q, k, v, bias=make(leaf), **options),
             leaves=[*leaves, leaf],

@@ -178,8 +178,8 @@ def _documents_claims(rows: Rows) -> Iterator[Claim]:
             for phase, row in phases.items():
                 rates[name, phase, dtype, heads, length, head_dim, mask] = row["tflops"]
     for (name, phase, *rest), rate in rates.items():
-        plain = rates.get((name.removesuffix("-packed"), phase, *rest))
-        if name.endswith("-packed") and plain is not None:
+        plain = rates.get((name.replace("-packed", ""), phase, *rest))
+        if "-packed" in name and plain is not None:
             dtype, _, _, head_dim, mask = rest
             text = (
                 f"{name} {phase}, documents of 100 to 1,024 tokens, {dtype} D{head_dim} {mask}, TFLOP/s over rows alone"

@@ -119,6 +119,10 @@ def documents(session: Session, options: Options) -> Rows:
     """Packed documents of 100 to 1,024 tokens, beside rows of 1,024 with about as many pairs of tokens."""
     alone = [x for x in _own_and(options, YARDSTICK) if not x.name.endswith("-deterministic")]
     side_by_side = [fat5(x.name.removeprefix("fat5-"), packed=True) for x in alone if x.own]
+    for name in _PLANNING:  # what the layers of a stack share is not made in each call
+        if any(x.name == f"fat5-{name}" for x in alone):
+            alone.append(fat5(name, by_distance=True))
+            side_by_side.append(fat5(name, packed=True, by_distance=True))
     rows: Rows = []
     for plain in options.workloads(lengths=(1024,), head_dims=(64,)):
         lengths = uniform_documents(plain.batch * plain.length, min(100, plain.length), plain.length)
@@ -128,6 +132,9 @@ def documents(session: Session, options: Options) -> Rows:
         rows += _measure(session, "documents", [packed_rows], side_by_side, YARDSTICK)
     return rows
 
+
+_PLANNING = ("hopper",)
+"""Backends that have plans, see `fat5.ops.plan_attention`."""
 
 TABLES: dict[str, Callable[[Session, Options], Rows]] = {
     "must-reach": must_reach,

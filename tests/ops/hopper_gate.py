@@ -165,12 +165,13 @@ def shapes() -> Iterator[tuple[str, Configuration]]:
                 yield "forward_kernel", configuration
 
 
-_QUERIES_OR_KEYS = {"KIND": 0, "PADDED": False, "SLOTS": 64, "SHARE": 16, "D": 64, "CHAIN": True}
+_QUERIES_OR_KEYS = {"KIND": 0, "PADDED": False, "SLOTS": 64, "SHARE": 16, "CHAIN": True}
 _DOCUMENTS = {"VARLEN": True, "OFFSET": 2, "HAS_STARTS": False, "HAS_LENGTHS": False}
 _ROWS = {"VARLEN": False, "OFFSET": 1, "HAS_STARTS": True, "HAS_LENGTHS": True}
 _TABLE = {"RADIUS": 91, "BIAS": 1, "CAUSAL": True, "REVERSED": True, "BLOCK": 512, "CHAIN": True}
 _FINISH = {"D": 128, "VARLEN": False, "WRITTEN": True, "BY_ROW": False, "REVERSED": True, "CHAIN": True}
 _PREPARE = {"D": 64, "VARLEN": False, "CLEAR": True, "REVERSED": True, "CHAIN": True}
+_ALL_REAL = {"HAS_STARTS": False, "HAS_LENGTHS": False, "KeyStarts": None, "KeyLengths": None}
 _GRADIENT = {"SHARES": 16, "RADIUS": 91, "OFFSETS": 5, "WIDTH": 64, "PHASED": False, "CHAIN": True}
 SUPPORTING = (
     (setup.setup_kernel, _TABLE, ()),
@@ -179,20 +180,21 @@ SUPPORTING = (
     (
         records.record_kernel,
         _QUERIES_OR_KEYS | _DOCUMENTS | {"CAUSAL": True},
-        ("KeyStarts", "KeyLengths", "Offsets", "Map", "Second"),
+        ("KeyStarts", "KeyLengths", "Offsets", "Map"),
     ),
     (
         records.record_kernel,
         _QUERIES_OR_KEYS | _DOCUMENTS | {"CAUSAL": False, "KIND": 1, "PADDED": True},
-        ("KeyStarts", "KeyLengths", "Offsets", "LSE"),
+        ("KeyStarts", "KeyLengths", "Offsets"),
     ),
     (
         records.record_kernel,
-        _QUERIES_OR_KEYS | _ROWS | {"CAUSAL": True, "KIND": 1, "PADDED": True, "D": 128},
-        ("CuQ", "CuK", "Map", "LSE"),
+        _QUERIES_OR_KEYS | _ROWS | {"CAUSAL": True, "KIND": 1, "PADDED": True},
+        ("CuQ", "CuK", "Map"),
     ),
-    (rows.prepare_kernel, _PREPARE, ("Map",)),
-    (rows.prepare_kernel, _PREPARE | {"D": 128, "VARLEN": True, "CLEAR": False, "CHAIN": False}, ()),
+    (rows.prepare_kernel, _PREPARE | _ALL_REAL, ("Map",)),
+    (rows.prepare_kernel, _PREPARE | {"HAS_STARTS": True, "HAS_LENGTHS": True}, ("Map",)),
+    (rows.prepare_kernel, _PREPARE | _ALL_REAL | {"D": 128, "VARLEN": True, "CLEAR": False, "CHAIN": False}, ()),
     (finish.finish_kernel, _FINISH, ("Map",)),
     (finish.finish_kernel, _FINISH | {"D": 64, "VARLEN": True, "WRITTEN": False}, ()),
     (finish.finish_kernel, _FINISH | {"WRITTEN": False, "BY_ROW": True}, ("Map",)),
@@ -215,7 +217,7 @@ def check_supporting(index: int) -> tuple[str, list[str]]:
             types[name] = "*i32"
         elif name in ("KeyStarts", "KeyLengths", "Offsets"):
             types[name] = "*i64"
-        elif name in ("O", "DO", "DQ", "Near", "First", "Second"):
+        elif name in ("O", "DO", "DQ", "DK", "DV", "Near"):
             types[name] = "*bf16"
         else:
             pointer = name[0].isupper() and len(name) > 1

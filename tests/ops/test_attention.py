@@ -321,10 +321,10 @@ def op_arguments(case: str) -> tuple:
     if case == "packed":
         q, k, v = (torch.randn(n, HEADS, DIM, requires_grad=True) for n in (9, 12, 12))
         cu_q, cu_k = torch.tensor([0, 4, 8, 8]), torch.tensor([0, 6, 11, 11])
-        return (q, k, v, table, "distance", None, None, None, None, cu_q, cu_k, 1.0, True, 0.0, None)
+        return (q, k, v, table, "distance", None, None, None, None, cu_q, cu_k, 1.0, True, 0.0, None, None)
     q, k, v = (x.detach().float().requires_grad_() for x in make_qkv(2, 4, 6))
     bounds = (torch.tensor([0, 1]), torch.tensor([6, 3]))
-    return (q, k, v, table, "distance", 2, None, *bounds, None, None, 0.5, True, 0.2, torch.tensor(7))
+    return (q, k, v, table, "distance", 2, None, *bounds, None, None, 0.5, True, 0.2, torch.tensor(7), None)
 
 
 @pytest.mark.parametrize("case", ["packed", "padded"])

@@ -415,7 +415,7 @@ def test_opcheck_and_torch_compile_see_one_opaque_operation(monkeypatch):
     leaves = [torch.randn(2, n, 2, 16, requires_grad=True) for n in (17, 20, 20)]
     table = torch.randn(2, 9, requires_grad=True)
     nothing = [None] * 5
-    arguments = (*leaves, table, "distance", 3, *nothing, 0.5, True, 0.0, None)
+    arguments = (*leaves, table, "distance", 3, *nothing, 0.5, True, 0.0, None, None)
     torch.library.opcheck(
         backends.hopper_attention,
         arguments,

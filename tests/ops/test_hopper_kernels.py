@@ -114,8 +114,11 @@ def test_nan_in_unused_slots_does_not_matter(causal, launches):
     assert set(launches) == {"forward_kernel", "backward_kernel"}
 
 
-@pytest.mark.parametrize(("kind", "causal"), [("relative", False), ("relative", True), ("none", False)])
-def test_packed_documents_equal_each_document_alone(kind, causal, launches):
+@pytest.mark.parametrize(
+    ("kind", "causal", "dim"),
+    [("relative", False, 64), ("relative", True, 64), ("none", False, 64), ("relative", True, 128)],
+)
+def test_packed_documents_equal_each_document_alone(kind, causal, dim, launches):
     """Pitfall: packed documents see each other. Unused rows give 0 and take no gradient, whatever they hold."""
     queries = torch.tensor([0, 7, 8, 8, 209, 230, 230], dtype=torch.int32, device=DEVICE)
     keys = (
@@ -123,8 +126,11 @@ def test_packed_documents_equal_each_document_alone(kind, causal, launches):
         if kind == "relative"
         else torch.tensor([0, 130, 131, 140, 140, 230, 230], dtype=torch.int32, device=DEVICE)
     )
-    leaves = make_inputs(kind, 1, 270, 270, 64, BF16)
+    leaves = make_inputs(kind, 1, 470, 470, dim, BF16)
     leaves = [x.detach()[0].requires_grad_() if x.ndim == 4 else x for x in leaves]
+    with torch.no_grad():
+        for x in leaves[:3]:
+            x[230:] = torch.nan
     ours = compare(
         "hopper", kind, leaves, causal, reference=packed_attention_reference, cu_seqlens_q=queries, cu_seqlens_k=keys,
         max_seqlen_q=201, max_seqlen_k=201, softmax_scale=0.125,
@@ -157,6 +163,26 @@ def test_deterministic_backward_of_packed_documents(launches):
         )  # fmt: skip
     assert all(not x[150:].any() for x in ours[:4])
     assert launches == ["forward_kernel", "backward_kernel", "query_kernel"]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_gradient_of_rows_of_no_document_does_not_matter(deterministic, launches):
+    offsets = torch.tensor([0, 70, 150, 150], dtype=torch.int32, device=DEVICE)
+    leaves = [x.detach()[0].requires_grad_() for x in make_inputs("none", 1, 400, 400, 64, BF16)]
+    weights = torch.randn_like(leaves[0])
+    results = []
+    for value in (0.0, torch.nan):
+        weights[150:] = value
+        with reproducible("hopper" if deterministic else ""):
+            out = flash_attention(
+                *leaves, cu_seqlens_q=offsets, cu_seqlens_k=offsets, max_seqlen_q=80, max_seqlen_k=80,
+                softmax_scale=0.125, backend="hopper",
+            )  # fmt: skip
+            results.append(torch.autograd.grad(out, leaves, weights))
+    for ours, want in zip(*results, strict=True):
+        assert relative_error(ours, want) < 1e-2
+        assert not ours[150:].any()
+        assert ours[:150].any()
 
 
 def test_deterministic_backward_of_padded_rows(launches):

@@ -1,4 +1,4 @@
-"""Rows beside the tiles of a ragged batch: the map of padded rows, and rows of no sequence, by the record kernel."""
+"""Rows beside the tiles of a ragged batch: the map of padded rows, and rows of no sequence."""
 
 import functools
 import math
@@ -6,10 +6,10 @@ import math
 import pytest
 import torch
 
-from fat5.ops import DistanceBias, flash_attention
+from fat5.ops import DistanceBias, flash_attention, plan_attention
 from fat5.ops.attention.backends import BACKENDS
-from fat5.ops.attention.hopper.records import KEY_TILES, QUERY_TILES, make_records
-from fat5.ops.attention.hopper.row_map import Beside
+from fat5.ops.attention.hopper.records import KEY_TILES, make_records
+from fat5.ops.attention.hopper.rows import prepare_kernel
 from fat5.ops.attention.tile_scores import END_OFFSET
 from tests.ops.kernel_checks import DEVICE, relative_error
 
@@ -51,7 +51,8 @@ def test_map_of_padded_rows(lengths, room, dtype):
     blocks = math.ceil(total / 64) + len(lengths) + 1
     tiles = torch.full((blocks, 2), -1, dtype=torch.int32, device=DEVICE)
     arguments = arguments_of(KEY_TILES, CuQ=cu, CuK=cu, M=total, N=total, sequences=len(lengths) + 1)
-    make_records(arguments, tiles.device, blocks, HEADS, 5, False, Beside(tiles))
+    records = torch.empty(blocks, 5, 16, dtype=torch.int32, device=DEVICE)
+    make_records(records, arguments, HEADS, False, row_map=tiles)
     expected = [
         (int(begin) + row, min(64, length - row))
         for begin, length in zip(cu.tolist(), lengths, strict=False)
@@ -66,37 +67,28 @@ def test_map_of_padded_rows(lengths, room, dtype):
 
 
 @pytest.mark.parametrize("strided", [False, True])
-@pytest.mark.parametrize("kind", [QUERY_TILES, KEY_TILES])
-@pytest.mark.parametrize("room", [0, 1, 1500])
-def test_packed_rows_of_no_document_are_cleared_and_no_others(room, kind, strided):
-    cu, total = documents([70, 0, 61], room)
-    first, second = results(total, HEADS, DIM, strided=strided)
-    lse = torch.ones(HEADS, total, device=DEVICE)
-    arguments = arguments_of(kind, CuQ=cu, CuK=cu, M=total, N=total, sequences=4)
-    make_records(arguments, first.device, 8, HEADS, 5, False, Beside(None, (first, second), lse))
-    for x in (first, second):
-        assert torch.equal(x[:131], torch.ones_like(x[:131]))
-        assert torch.equal(x[131:], torch.zeros_like(x[131:]))
-    assert torch.equal(lse[:, :131], torch.ones_like(lse[:, :131]))
-    assert lse[:, 131:].isposinf().all()
-
-
-@pytest.mark.parametrize("strided", [False, True])
 @pytest.mark.parametrize("length", [100, 128])
-@pytest.mark.parametrize("given", ["both", "starts", "lengths", "neither"])
+@pytest.mark.parametrize("given", ["both", "starts", "lengths"])
 def test_keys_around_the_real_ones_are_cleared_and_no_others(length, given, strided):
     starts, lengths = (torch.tensor(x, device=DEVICE) for x in ([0, 30, 3, 99, 64], [100, 34, 0, 50, 200]))
-    if given in ("lengths", "neither"):
+    if given == "lengths":
         starts.zero_()
-    if given in ("starts", "neither"):
+    if given == "starts":
         lengths.fill_(length)
     first, second = results(5, length, HEADS, DIM, strided=strided)
-    arguments = arguments_of(
-        KEY_TILES, KeyStarts=starts if given in ("both", "starts") else None,
-        KeyLengths=lengths if given in ("both", "lengths") else None, M=40, N=length, sequences=5, OFFSET=0,
-        PADDED=True,
+    given_starts = starts if given in ("both", "starts") else None
+    given_lengths = lengths if given in ("both", "lengths") else None
+    queries = 200  # whose programs share the keys, be they more or fewer
+    blocks = math.ceil(queries / 64)
+    out = torch.zeros(5, queries, HEADS, DIM, device=DEVICE, dtype=torch.bfloat16)
+    padded = [torch.empty(5 * HEADS * 64 * blocks, device=DEVICE) for _ in range(2)]
+    lse = torch.zeros(5, HEADS, queries, device=DEVICE)
+    prepare_kernel[(5 * HEADS * blocks,)](
+        out, out, lse, *padded, padded[0], padded[0], padded[0], None, 0, 0, 0, 0, *out.stride()[:3], *out.stride()[:3],
+        HEADS, queries, blocks, first, second, *first.stride()[:3], given_starts, given_lengths, length, D=DIM,
+        VARLEN=False, CLEAR=False, HAS_STARTS=given_starts is not None, HAS_LENGTHS=given_lengths is not None,
+        REVERSED=True, CHAIN=False,
     )  # fmt: skip
-    make_records(arguments, first.device, 5, HEADS, 5, False, Beside(None, (first, second)))
     for row, (start, count) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
         key = torch.arange(length, device=DEVICE)
         real = ((key >= start) & (key < start + count))[:, None, None].expand(-1, HEADS, DIM)
@@ -105,8 +97,10 @@ def test_keys_around_the_real_ones_are_cleared_and_no_others(length, given, stri
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("planned", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_a_graph_that_is_replayed_with_shorter_documents_clears_their_rows(deterministic):
+def test_a_graph_that_is_replayed_with_shorter_documents_clears_their_rows(deterministic, causal, planned):
     """Rows that held results in the replay before; the offsets change on the device alone."""
     if BACKENDS["hopper"]() is not None:
         pytest.skip(BACKENDS["hopper"]())
@@ -116,10 +110,12 @@ def test_a_graph_that_is_replayed_with_shorter_documents_clears_their_rows(deter
     leaves = [x.requires_grad_() for x in (q, k, v, torch.randn(4, 183, device=DEVICE))]
 
     def step(offsets):
-        out = flash_attention(
-            *leaves[:3], bias=DistanceBias(leaves[3]), cu_seqlens_q=offsets, cu_seqlens_k=offsets, max_seqlen_q=4096,
-            max_seqlen_k=4096, softmax_scale=0.125, backend="hopper",
-        )  # fmt: skip
+        options = {
+            "bias": DistanceBias(leaves[3]), "causal": causal, "cu_seqlens_q": offsets, "cu_seqlens_k": offsets,
+            "max_seqlen_q": 4096, "max_seqlen_k": 4096, "softmax_scale": 0.125, "backend": "hopper",
+        }  # fmt: skip
+        plan = plan_attention(*leaves[:2], **options) if planned else None
+        out = flash_attention(*leaves[:3], plan=plan, **options)
         return [out, *torch.autograd.grad(out, leaves, weights)]
 
     stream = torch.cuda.Stream()

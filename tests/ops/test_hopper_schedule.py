@@ -53,7 +53,7 @@ def test_causal_tiles_are_dealt_once_and_evenly(blocks, sequences, programs, tur
 def test_a_kernel_launched_early_waits_before_it_stores(kernel):
     """Under deterministic algorithms PyTorch fills new memory, by a kernel that may still be writing until then."""
     lines = [line.strip() for line in inspect.getsource(kernel.fn).splitlines()]
-    storing = ("tl.store(", "write_records(", "map_rows(", "clear_rows(", "_clear(", "sum_diagonals(", "finish_rows(")
+    storing = ("tl.store(", "write_records(", "map_rows(", "clear_keys(", "_clear(", "sum_diagonals(", "finish_rows(")
     stores = [number for number, line in enumerate(lines) if line.startswith(storing)]
     assert lines.index("gdc_wait()") < min(stores)
 
@@ -87,9 +87,16 @@ def offsets(lengths):
     return torch.tensor([0, *torch.tensor(lengths).cumsum(0), sum(lengths)], dtype=torch.int32)
 
 
-def records_of(kind, queries, keys, causal, programs):
+UNUSED = {QUERY_TILES: 37, KEY_TILES: 150}
+
+
+def empty_records(tiles, programs):
+    return torch.zeros(triton.cdiv(tiles * HEADS, programs), programs, 16, dtype=torch.int32)
+
+
+def records_of(kind, queries, keys, causal, programs, group=None):
     cu_q, cu_k = offsets(queries), offsets(keys)
-    total_q, total_k = sum(queries) + 37, sum(keys) + 99
+    total_q, total_k = sum(queries) + UNUSED[QUERY_TILES], sum(keys) + UNUSED[KEY_TILES]
     tiles = triton.cdiv(total_k if kind is KEY_TILES else total_q, 128) + len(queries) + 1
     arguments = {
         "CuQ": cu_q, "CuK": cu_k, "KeyStarts": None, "KeyLengths": None, "Offsets": None, "offset": 0, "M": total_q,
@@ -97,7 +104,9 @@ def records_of(kind, queries, keys, causal, programs):
         "KIND": kind.value, "PADDED": kind is KEY_TILES,
         "VARLEN": True, "OFFSET": END_OFFSET.value, "HAS_STARTS": False, "HAS_LENGTHS": False,
     }  # fmt: skip
-    return make_records(arguments, torch.device("cpu"), tiles, HEADS, programs, causal)
+    records = empty_records(tiles, programs)
+    make_records(records, arguments, HEADS, causal, group=group)
+    return records
 
 
 def cost_of(record, kind, causal):
@@ -121,9 +130,16 @@ CASES = [
 @pytest.mark.parametrize("kind", [QUERY_TILES, KEY_TILES])
 @pytest.mark.parametrize(("queries", "keys", "programs"), CASES)
 def test_records_of_documents(queries, keys, programs, kind, causal):
-    """Every tile of every document and head once, longest first, with its document's place and lengths."""
+    """Every tile of every document and head once, longest first, with its document's place and lengths.
+
+    Rows behind the last document are queries without keys, or keys without queries.
+    """
     keys = keys or queries
     records = records_of(kind, queries, keys, causal, programs)
+    if kind is KEY_TILES:
+        keys, queries = [*keys, 0, UNUSED[kind]], [*queries, 0, 0]
+    else:
+        keys, queries = [*keys, 0, 0], [*queries, 0, UNUSED[kind]]
     lengths = keys if kind is KEY_TILES else queries
     starts_q, starts_k = offsets(queries).tolist(), offsets(keys).tolist()
     blocks = [(d, b) for d, n in enumerate(lengths) for b in range(math.ceil(n / 128))]
@@ -136,13 +152,31 @@ def test_records_of_documents(queries, keys, programs, kind, causal):
                 continue
             document, block = expected.pop((record[0], record[10]))
             assert record[1] == 128 * block
-            assert record[6:9] == [queries[document], keys[document], keys[document] - queries[document]]
+            shift = keys[document] - queries[document] if document < len(queries) - 1 else 0
+            assert record[6:9] == [queries[document], keys[document], shift]
             assert record[2] + record[3] - BEYOND.value == starts_q[document]
             assert record[4] + record[5] - BEYOND.value == starts_k[document]
             assert record[9] == (padded[document] if kind is KEY_TILES else starts_q[document])
             costs.append(cost_of(record, kind, causal))
     assert not expected
     assert costs == sorted(costs, reverse=True)
+
+
+@pytest.mark.parametrize("kind", [QUERY_TILES, KEY_TILES])
+@pytest.mark.parametrize("group", [1, 2])
+def test_tiles_of_a_few_heads_come_together(kind, group):
+    """Those of the last group fall in work, of every other one before it they rise: the same tiles, elsewhere."""
+    case = (kind, [5, 0, 300, 1, 129, 128], [5, 0, 300, 1, 129, 128], True, 5)
+    records = records_of(*case, group=group)
+    dealt = [r for turn, row in enumerate(records.tolist()) for r in (row if turn % 2 == 0 else row[::-1])]
+    dealt = [record for record in dealt if record[0] >= 0]
+    groups = [record[0] // group for record in dealt]
+    assert groups == sorted(groups)
+    for own in set(groups):
+        costs = [cost_of(record, kind, True) for record in dealt if record[0] // group == own]
+        assert costs == sorted(costs, reverse=(max(groups) - own) % 2 == 0)
+    together = [r for r in records_of(*case).flatten(0, 1).tolist() if r[0] >= 0]
+    assert sorted(dealt) == sorted(together)
 
 
 def test_records_of_padded_rows_move_positions_to_the_first_real_key():
@@ -153,7 +187,9 @@ def test_records_of_padded_rows_move_positions_to_the_first_real_key():
         "KIND": QUERY_TILES.value, "PADDED": False, "VARLEN": False,
         "OFFSET": OWN_OFFSET.value, "HAS_STARTS": True, "HAS_LENGTHS": True,
     }  # fmt: skip
-    records = make_records(arguments, torch.device("cpu"), 6, HEADS, 18, False).view(-1, 16)
+    records = empty_records(6, 18)
+    make_records(records, arguments, HEADS, False)
+    records = records.view(-1, 16)
     records = records[records[:, 0] >= 0]
     assert len(records) == 2 * 3 * HEADS
     for row, (keys, shift) in enumerate([(100, 4), (60, -32), (10, -83)]):  # the last row's keys end with the tensor

@@ -165,7 +165,7 @@ def op_inputs(inputs: str, packed: bool) -> tuple:
     else:
         tensors, bounds = PADDED[inputs](), (1, None, torch.tensor([0, 5], device=DEVICE), None, None, None)
     q = tensors[1] if inputs == "cross" else None
-    return (tensors[0], q, *bias_leaf("distance"), "distance", *bounds, 0.4, False, 0.0, None)
+    return (tensors[0], q, *bias_leaf("distance"), "distance", *bounds, 0.4, False, 0.0, None, None)
 
 
 @pytest.mark.parametrize("backend", AVAILABLE)

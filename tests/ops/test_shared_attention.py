@@ -147,7 +147,7 @@ def test_the_kernels_write_into_one_gradient(backend):
 def test_opcheck(backend):
     forward, backward = (getattr(backends, f"{backend}_shared{suffix}") for suffix in ("", "_backward"))
     shared, q, *_ = inputs()
-    rest = (None, "none", 8, None, None, None, None, None, 0.4, False, 0.0, None)
+    rest = (None, "none", 8, None, None, None, None, None, 0.4, False, 0.0, None, None)
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(forward, (shared, shared, q, 1, 0, *rest), test_utils=checks)
     with torch.no_grad():

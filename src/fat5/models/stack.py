@@ -16,6 +16,7 @@ from fat5.models.token_layout import make_layout, token_shape
 from fat5.nn import Attention, FeedForward, KeyValues, RMSNorm, SequenceLayout
 from fat5.nn.attention_weights import recorded_weights
 from fat5.nn.joined import joined_weights
+from fat5.nn.plans import AttentionPlans
 from fat5.nn.position import StackPositions, locate
 from fat5.nn.shared_keys import LayerKeys, SharedKeys
 from fat5.ops.norm import add_residual
@@ -66,11 +67,12 @@ class SelfAttentionLayer(_Sublayer):
         cache: KeyValues | None = None,
         query_offset: int | Tensor | None = None,
         weight: Tensor | None = None,
+        plans: AttentionPlans | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the states before this sublayer, and its update."""
         normed, hidden_states = self._add_and_normalise(hidden_states, update)
         attended = self.SelfAttention(
-            normed, layout, position_bias, positions, cache=cache, query_offset=query_offset, weight=weight
+            normed, layout, position_bias, positions, cache=cache, query_offset=query_offset, weight=weight, plans=plans
         )
         return hidden_states, self.dropout(attended)
 
@@ -97,11 +99,18 @@ class CrossAttentionLayer(_Sublayer):
         encoder_layout: SequenceLayout,
         cache: KeyValues | None = None,
         shared: LayerKeys | None = None,
+        plans: AttentionPlans | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the states before this sublayer, and its update."""
         normed, hidden_states = self._add_and_normalise(hidden_states, update)
         attended = self.EncDecAttention(
-            normed, layout, key_value_states=encoder_states, key_value_layout=encoder_layout, cache=cache, shared=shared
+            normed,
+            layout,
+            key_value_states=encoder_states,
+            key_value_layout=encoder_layout,
+            cache=cache,
+            shared=shared,
+            plans=plans,
         )
         return hidden_states, self.dropout(attended)
 
@@ -156,11 +165,13 @@ class FAT5Block(GradientCheckpointingLayer):
         query_offset: int | Tensor | None = None,
         shared: LayerKeys | None = None,
         joined: tuple[Tensor | None, Tensor | None] = (None, None),
+        plans: AttentionPlans | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None, SharedKeys | None]:
         """Return the states, the update still to be added, the position bias, and keys and values of cross-attention.
 
         The bias is this block's own, or what it got; keys and values are those that it got, as the blocks behind it
-        take them. `joined` are weights of self-attention and feed-forward that have been joined for all blocks.
+        take them. `joined` are weights of self-attention and feed-forward that have been joined for all blocks, `plans`
+        the attentions' plans.
 
         The bias is made inside the block that owns its parameters, so that a wrapper that gathers parameters a block at
         a time finds them there.
@@ -171,11 +182,11 @@ class FAT5Block(GradientCheckpointingLayer):
         position_bias = own_bias if own_bias is not None else position_bias
         own_cache, cross_cache = (None, None) if cache is None else cache.layer(self.index)
         hidden_states, update = self.layer[0](
-            hidden_states, update, layout, position_bias, positions, own_cache, query_offset, joined[0]
+            hidden_states, update, layout, position_bias, positions, own_cache, query_offset, joined[0], plans
         )
         if encoder_states is not None:
             hidden_states, update = self.layer[1](
-                hidden_states, update, layout, encoder_states, encoder_layout, cross_cache, shared
+                hidden_states, update, layout, encoder_states, encoder_layout, cross_cache, shared, plans
             )
         wi = joined[1] if cache is None else cache.joined_feed_forward(self.index)
         hidden_states, update = self.layer[-1](hidden_states, update, wi)
@@ -288,6 +299,7 @@ class FAT5Stack(nn.Module):
         update: Tensor | None = None
         shared = None if cache is not None or encoder_states is None else self._shared_keys(encoder_states)
         joined = self._joined_weights() if cache is None else [(None, None)] * len(self.block)
+        plans = AttentionPlans() if cache is None and self._makes_for_all() else None
         seen: list[Tensor] = []
         for place, (block, weights) in enumerate(zip(self.block, joined, strict=True)):
             # A checkpoint keeps what goes into a block: one tensor rather than two.
@@ -307,6 +319,7 @@ class FAT5Stack(nn.Module):
                 query_offset=query_offset,
                 shared=None if shared is None else shared.of_layer(place),  # of blocks left out, indices have gaps
                 joined=weights,
+                plans=plans,
             )
         if update is None:
             hidden_states = self.final_layer_norm(hidden_states)

@@ -14,6 +14,7 @@ from fat5.nn.attention_weights import attention_weights
 from fat5.nn.joined import joined_weight
 from fat5.nn.key_values import KeyValues
 from fat5.nn.layout import SequenceLayout
+from fat5.nn.plans import AttentionPlans
 from fat5.nn.position import (
     BIAS_NAMES,
     PositionSettings,
@@ -25,7 +26,7 @@ from fat5.nn.position import (
     shared_bias,
 )
 from fat5.nn.shared_keys import LayerKeys
-from fat5.ops import AlibiBias, DenseBias, DistanceBias, flash_attention, joined_attention
+from fat5.ops import AlibiBias, AttentionPlan, DenseBias, DistanceBias, flash_attention, joined_attention
 from fat5.ops.attention.joined_ops import joined_parts
 
 _SLOTS = StackPositions()
@@ -96,6 +97,7 @@ class Attention(nn.Module):
         query_offset: int | Tensor | None = None,
         shared: LayerKeys | None = None,
         weight: Tensor | None = None,
+        plans: AttentionPlans | None = None,
     ) -> Tensor:
         """Attend.
 
@@ -112,6 +114,7 @@ class Attention(nn.Module):
             shared: Cross-attention: the keys and values that key_value_states give, if they have been made for all
                 layers at once.
             weight: Self-attention: the weights of `joined_maps` one below the other, if they have been joined.
+            plans: Those of this forward pass, where the layers of a stack share them.
 
         Returns:
             Shaped as hidden_states.
@@ -144,22 +147,28 @@ class Attention(nn.Module):
             shared = None
         if cache is None and shared is None and rotation is None and not one_sided:
             joined = self._joined(hidden_states, key_value_states, weight)
+        if dropout_p > 0 or one_sided or isinstance(bias, DenseBias):
+            plans = None
+
+        def plan(q: Tensor, k: Tensor) -> AttentionPlan | None:
+            return None if plans is None else plans.plan(q, k, bias=bias, **options)
+
         if shared is not None:
             q = self.q(hidden_states).unflatten(-1, (self.num_heads, self.head_dim))
-            out = shared.attend(q, bias=bias, dropout_p=dropout_p, **options)
-            if self.keeps_weights:
-                q, k, _ = joined_parts(shared.joined(), q)
+            q, k, _ = joined_parts(shared.joined(), q)
+            out = shared.attend(q, bias=bias, dropout_p=dropout_p, plan=plan(q, k), **options)
         elif joined is None:
             q, k, v = self._apart(hidden_states, key_value_states, cache)
             if rotation is not None:
                 q, k = rotation(q, k)
             if self.position is not None and cache is not None:
                 k, v = cache.append(k, v)
+            if plans is not None:
+                attend = partial(attend, plan=plan(q, k))
             out = attend(q, k, v, dropout_p=dropout_p)
         else:
-            out = joined_attention(*joined, bias=bias, dropout_p=dropout_p, **options)
-            if self.keeps_weights:
-                q, k, _ = joined_parts(*joined)
+            q, k, _ = joined_parts(*joined)
+            out = joined_attention(*joined, bias=bias, dropout_p=dropout_p, plan=plan(q, k), **options)
         if self.keeps_weights:
             weights = attention_weights(attend, q, k)  # [..., Lq, H, Lk]
             self.weights = weights.reshape(*hidden_states.shape[:-1], *weights.shape[-2:]).transpose(-3, -2)

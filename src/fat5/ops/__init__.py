@@ -11,6 +11,7 @@ from fat5.ops.attention.bias import (
     saturation_radius,
 )
 from fat5.ops.attention.joined import joined_attention
+from fat5.ops.attention.plan import AttentionPlan, plan_attention
 from fat5.ops.inductor_messages import shorten as _shorten_inductor_messages
 from fat5.ops.loss import CrossEntropyOutput, cross_entropy, linear_cross_entropy
 from fat5.ops.norm import add_rms_norm, rms_norm
@@ -20,6 +21,7 @@ _shorten_inductor_messages()
 
 __all__ = [
     "AlibiBias",
+    "AttentionPlan",
     "CrossEntropyOutput",
     "DenseBias",
     "DistanceBias",
@@ -34,6 +36,7 @@ __all__ = [
     "joined_attention",
     "joined_gated_gelu",
     "linear_cross_entropy",
+    "plan_attention",
     "relative_position_buckets",
     "rms_norm",
     "rotary_phases",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fat5.ops.attention.backends import choose_backend
 from fat5.ops.attention.bias import AlibiBias, AttentionBias, DenseBias, DistanceBias, RelativeBias
+
+if TYPE_CHECKING:
+    from fat5.ops.attention.plan import AttentionPlan
 
 _MAX_SEED = 2**31 - 1
 
@@ -30,6 +33,7 @@ def flash_attention(
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     dropout_p: float = 0.0,
+    plan: AttentionPlan | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """Attention whose scores never exist all at once: `softmax(softmax_scale * q k^T + bias) v`.
@@ -59,6 +63,8 @@ def flash_attention(
         max_seqlen_q: length of the longest document, or an upper bound, as a host int; needed when packed.
         max_seqlen_k: the same for k.
         dropout_p: probability of dropping an attention weight; the seed is drawn from the device's torch generator.
+        plan: what `plan_attention` made for this call and others with the same lengths and bias. It saves time, and is
+            left aside where it does not fit.
         backend: "auto" for the fastest that takes these inputs, or a name in `BACKENDS`.
 
     Returns:
@@ -76,6 +82,7 @@ def flash_attention(
         q, k, v, bias=bias, causal=causal, softmax_scale=softmax_scale, query_offset=query_offset,
         key_starts=key_starts, key_lengths=key_lengths, window_size=window_size, cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, dropout_p=dropout_p,
+        plan=plan,
     )  # fmt: skip
     out, _ = choose_backend(backend, q)(q, k, v, *arguments)
     return out
@@ -104,6 +111,7 @@ def op_arguments(
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     dropout_p: float = 0.0,
+    plan: AttentionPlan | None = None,
 ) -> tuple[Any, ...]:
     """Check the arguments of `flash_attention`, and return what its custom ops take behind the tensors."""
     if window_size is not None:
@@ -125,7 +133,7 @@ def op_arguments(
     offset = query_offset if not isinstance(query_offset, Tensor) else None
     if query_offset is None and not packed:
         offset = k.shape[1] - q.shape[1]
-    return (
+    arguments = (
         bias_tensor,
         bias_kind,
         offset,
@@ -138,7 +146,9 @@ def op_arguments(
         causal,
         float(dropout_p),
         torch.randint(_MAX_SEED, (), device=q.device) if dropout_p > 0 else None,
+        None,
     )
+    return arguments if plan is None or not plan.fits(q, k, arguments) else (*arguments[:-1], plan.content)
 
 
 def _check_inputs(q: Tensor, k: Tensor, v: Tensor, packed: bool) -> None:

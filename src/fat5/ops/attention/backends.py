@@ -15,6 +15,7 @@ from fat5.ops.attention import torch_backend
 from fat5.ops.attention.custom_ops import define_ops
 from fat5.ops.attention.hopper.support import takes_tensors
 from fat5.ops.attention.joined_ops import define_joined_ops
+from fat5.ops.attention.plan_ops import define_plan_op
 from fat5.ops.attention.shared_ops import define_shared_ops
 
 HOPPER_SWITCH = "FAT5_HOPPER"
@@ -29,6 +30,7 @@ torch_shared, torch_shared_backward = define_shared_ops("torch", torch_backend.r
 _OPS: dict[str, Any] = {"torch": torch_attention}
 _JOINED_OPS: dict[str, Any] = {"torch": torch_joined}
 _SHARED_OPS: dict[str, Any] = {"torch": torch_shared}
+_PLAN_OPS: dict[str, Any] = {"torch": None}
 _INTERPRETED = False
 
 if importlib.util.find_spec("triton") is not None:
@@ -47,6 +49,7 @@ if importlib.util.find_spec("triton") is not None:
     _OPS |= {"triton": triton_attention, "hopper": hopper_attention}
     _JOINED_OPS |= {"triton": triton_joined, "hopper": hopper_joined}
     _SHARED_OPS |= {"triton": triton_shared, "hopper": hopper_shared}
+    _PLAN_OPS |= {"triton": None, "hopper": define_plan_op("hopper", hopper.make_plan, hopper.plan_size)}
 
 
 def _torch_unavailable() -> str | None:
@@ -99,18 +102,19 @@ def _triton_refuses(q: Tensor) -> str | None:
     return None
 
 
-def choose_backend(name: str, q: Tensor, *, keys: Literal["apart", "joined", "shared"] = "apart") -> Any:
+def choose_backend(name: str, q: Tensor, *, keys: Literal["apart", "joined", "shared", "planned"] = "apart") -> Any:
     """Return the custom op of the backend for these queries.
 
     Args:
         name: The backend, or "auto".
         q: The queries.
-        keys: Where keys and values lie: in tensors of their own, in a joined projection, or in one of all layers.
+        keys: Where keys and values lie: in tensors of their own, in a joined projection, or in one of all layers. Or
+            "planned": the op that makes plans for all these, None where the backend has no plans.
 
     Raises:
         ValueError: An unknown name, or a backend asked for by name that does not work here or for these inputs.
     """
-    ops = {"apart": _OPS, "joined": _JOINED_OPS, "shared": _SHARED_OPS}[keys]
+    ops = {"apart": _OPS, "joined": _JOINED_OPS, "shared": _SHARED_OPS, "planned": _PLAN_OPS}[keys]
     if name == "torch":
         return ops["torch"]
     if name == "auto":

@@ -39,6 +39,8 @@ class Problem:
         causal: Hide later keys.
         dropout_p: Probability of dropping a weight.
         seed: Integer scalar tensor, where dropout_p > 0.
+        plan: What the backend made of lengths and bias for all calls with the same, see `plan.py`; no result depends on
+            it.
     """
 
     q: Tensor
@@ -56,6 +58,7 @@ class Problem:
     causal: bool
     dropout_p: float
     seed: Tensor | None
+    plan: Tensor | None = None
 
     @functools.cached_property
     def signature(self) -> Hashable:

@@ -149,7 +149,11 @@ _configuration = functools.lru_cache(1024)(Configuration)
 def _common(problem: Problem) -> tuple[int, torch.dtype, bool, bool, int, bool, bool]:
     """Return a configuration's fields from `head_dim` to `tails`."""
     ragged = is_ragged(problem)
-    radius = EVERYWHERE if problem.bias_kind.startswith("alibi") else max(1, radius_of(problem))
     bias = problem.bias is not None or problem.causal
     tails = ragged or problem.num_keys % KEY_TILE != 0
-    return problem.head_dim, problem.q.dtype, problem.causal, bias, radius, ragged, tails
+    return problem.head_dim, problem.q.dtype, problem.causal, bias, table_radius(problem), ragged, tails
+
+
+def table_radius(problem: Problem) -> int:
+    """Return the radius that a problem's kernels are compiled for."""
+    return EVERYWHERE if problem.bias_kind.startswith("alibi") else max(1, radius_of(problem))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 import warnings
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from fat5.ops.attention import launch as portable
 from fat5.ops.attention.hopper.configuration import Configuration, backward_configuration, forward_configuration
-from fat5.ops.attention.hopper.support import backward_refused, refused
+from fat5.ops.attention.hopper.support import backward_refused, plannable, refused
 from fat5.ops.attention.problem import Gradients, Problem
 from fat5.ops.dependent_launch import capability
 
@@ -19,6 +20,7 @@ CAPABILITY = (9, 0)
 _TAKE_OVER = "the portable kernels take over"
 _verdicts: dict[tuple[Configuration, torch.device], str | None] = {}
 _warned: set[str] = set()
+_without_plans: set[torch.device] = set()  # where making one has failed
 _lock = threading.Lock()
 
 
@@ -45,6 +47,7 @@ def unavailable() -> str | None:
 
 def run_forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """Return the output and the log2-sum-exp of the scores; see `custom_ops.define_ops`."""
+    problem = _with_sound_plan(problem)
     if _runs_here(problem) and refused(problem) is None:
         configuration = forward_configuration(problem)
         if verdict(configuration, problem.q.device) is None:
@@ -64,6 +67,7 @@ def run_backward(
 
     Both kinds of kernels share one form of `lse`.
     """
+    problem = _with_sound_plan(problem)
     # A broadcast gradient, such as that of a sum, has strides of 0.
     grad_out = grad_out if grad_out.stride(-1) == 1 and 0 not in grad_out.stride() else grad_out.contiguous()
     if _runs_here(problem) and backward_refused(problem, grad_out, bias_grad) is None:
@@ -76,6 +80,40 @@ def run_backward(
             except Exception as error:
                 _give_up(configuration, problem.q.device, error)
     return portable.run_backward(problem, grad_out, out, lse, bias_grad, gradients)
+
+
+def plan_size(problem: Problem, *, backward: bool) -> int:
+    """Return the length of the plan that `make_plan` returns."""
+    if not _runs_here(problem) or not plannable(problem):
+        return 0
+    from fat5.ops.attention.hopper import launch
+
+    return launch.plan_size(problem, backward=backward)
+
+
+def make_plan(problem: Problem, *, backward: bool) -> Tensor:
+    """Return the plan of calls with a problem's sizes, lengths and bias; empty where the kernels take no such calls.
+
+    Where it cannot be made, calls do without plans from then on: torch.compile relies on the length alone.
+    """
+    size, device = plan_size(problem, backward=backward), problem.q.device
+    if size > 0 and device not in _without_plans:
+        from fat5.ops.attention.hopper import launch
+
+        try:
+            return launch.make_plan(problem, backward=backward)
+        except Exception as error:  # whatever the compiler or the driver raise
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            _without_plans.add(device)
+            _warn("plans", f"hopper attention: {_first_line(error)}; each call makes for itself what a plan would hold")
+    return torch.empty(size, dtype=torch.int32, device=device)
+
+
+def _with_sound_plan(problem: Problem) -> Problem:
+    if problem.plan is None or problem.q.device not in _without_plans:
+        return problem
+    return dataclasses.replace(problem, plan=None)
 
 
 def _runs_here(problem: Problem) -> bool:

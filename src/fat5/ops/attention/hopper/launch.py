@@ -8,17 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fat5.ops.attention.hopper import plan
 from fat5.ops.attention.hopper.backward import backward_kernel
+from fat5.ops.attention.hopper.chain import Chain
 from fat5.ops.attention.hopper.configuration import KEY_TILE, QUERY_BUFFERS, Configuration
 from fat5.ops.attention.hopper.descriptors import matrix_descriptor, rows_descriptor
 from fat5.ops.attention.hopper.finish import finish_kernel
 from fat5.ops.attention.hopper.forward import forward_kernel
+from fat5.ops.attention.hopper.plan import GROUP, Parts, planned, row_blocks
 from fat5.ops.attention.hopper.query_gradient import query_kernel
-from fat5.ops.attention.hopper.row_map import Beside
 from fat5.ops.attention.hopper.rows import prepare_kernel
 from fat5.ops.attention.hopper.support import radius_of
 from fat5.ops.attention.hopper.table_gradient import table_kernel
-from fat5.ops.attention.hopper.work import GROUP, Chain, Work, plan_keys, plan_queries
+from fat5.ops.attention.hopper.work import Work, plan_keys, plan_queries
 from fat5.ops.attention.problem import Gradients, Problem
 from fat5.ops.launching import on_device, processors
 from fat5.ops.prepared_launch import PreparedLaunch, PreparedLaunches, Relaunched, ceil_divide
@@ -90,11 +92,11 @@ def run_forward(problem: Problem, configuration: Configuration, programs: int | 
     with on_device(q):
         out = q.new_empty(q.shape)
         lse = q.new_empty(problem.lse_shape, dtype=torch.float32)
-        beside = Beside(unused=(out,), lse=lse) if problem.packed else Beside()
         rows = 64 * configuration.shape.consumers
         programs = programs or processors(q.device)
         chain = Chain(q.device)
-        work = plan_queries(problem, configuration, rows, problem.num_queries, False, programs, chain, beside)
+        parts = planned(problem, programs)
+        work = plan_queries(problem, configuration, rows, problem.num_queries, False, programs, chain, parts)
         launch = _prepared("forward_kernel", forward_kernel, problem, configuration, work, chain)
         launch(
             rows_descriptor(q, 64, problem.head_dim, ragged),
@@ -150,16 +152,15 @@ def run_backward(
     problem = _readable(problem)
     with on_device(problem.q):
         programs = programs or processors(problem.q.device)
-        rows = _padded_rows(problem, configuration)
+        parts = planned(problem, programs)
+        rows = _padded_rows(problem, configuration, parts)
         chain = Chain(problem.q.device)
         queries = None
         if not configuration.one_pass:
-            beside = Beside(unused=gradients[:1] if problem.packed else ())
-            queries = plan_queries(problem, configuration, 128, rows.pitch, True, programs, chain, beside)
-        beside = Beside(rows.map, gradients[1:] if configuration.ragged else ())
-        keys = plan_keys(problem, configuration, rows.pitch, programs, chain, beside)
+            queries = plan_queries(problem, configuration, 128, rows.pitch, True, programs, chain, parts)
+        keys = plan_keys(problem, configuration, rows.pitch, programs, chain, parts, rows.map)
         table = _table_sums(problem, configuration, keys)
-        _prepare_rows(problem, configuration, grad_out, out, lse, rows, table, chain)
+        _prepare_rows(problem, configuration, grad_out, out, lse, rows, table, gradients, chain)
         _run_keys(problem, configuration, grad_out, rows, keys, table, gradients, chain)
         if queries is not None:
             _run_queries(problem, configuration, grad_out, rows, queries, gradients, chain)
@@ -167,6 +168,17 @@ def run_backward(
         if grad_bias is not None and bias_dtype is not None:
             grad_bias = grad_bias.to(bias_dtype)
     return *gradients, grad_bias
+
+
+def plan_size(problem: Problem, *, backward: bool) -> int:
+    """Return the length of a plan, 0 where there is nothing to plan."""
+    return plan.size(problem, processors(problem.q.device), backward=backward)
+
+
+def make_plan(problem: Problem, *, backward: bool) -> Tensor:
+    """Return a plan of calls with this problem's sizes, lengths and bias; see `plan.py`."""
+    with on_device(problem.q):
+        return plan.make(_readable(problem), processors(problem.q.device), backward=backward)
 
 
 def _readable(problem: Problem) -> Problem:
@@ -197,11 +209,10 @@ class _TableSums:
     slots: int
 
 
-def _padded_rows(problem: Problem, configuration: Configuration) -> _Rows:
-    row_map = None
-    blocks = ceil_divide(problem.num_queries, 64)
-    if problem.cu_seqlens_q is not None:
-        blocks += problem.cu_seqlens_q.shape[0] - 1  # each document may end inside a block
+def _padded_rows(problem: Problem, configuration: Configuration, parts: Parts) -> _Rows:
+    blocks = row_blocks(problem)
+    row_map = parts.get("map")
+    if row_map is None and problem.packed:
         row_map = torch.empty(blocks, 2, dtype=torch.int32, device=problem.q.device)
     pitch = 64 * blocks
     padded = problem.batch * problem.heads * pitch
@@ -233,8 +244,11 @@ def _table_sums(problem: Problem, configuration: Configuration, work: Work) -> _
 
 def _prepare_rows(
     problem: Problem, configuration: Configuration, grad_out: Tensor, out: Tensor, lse: Tensor, rows: _Rows,
-    table: _TableSums, chain: Chain,
+    table: _TableSums, gradients: Gradients, chain: Chain,
 ) -> None:  # fmt: skip
+    _, grad_k, grad_v = gradients
+    starts, lengths = problem.key_starts, problem.key_lengths
+    grad_batch = grad_k.stride(0) if grad_k.ndim == 4 else 0
     programs = rows.blocks * problem.batch * problem.heads
     out_batch, do_batch = (x.stride(0) if x.ndim == 4 else 0 for x in (out, grad_out))
     near, far = 0, 0
@@ -244,8 +258,10 @@ def _prepare_rows(
     prepare_kernel[(programs,)](
         out, grad_out, lse, rows.lse, rows.delta, rows.sums, table.near, table.far, rows.map, near,
         ceil_divide(near, 1024 * programs), far, ceil_divide(far, 1024 * programs), out_batch, *out.stride()[-3:-1],
-        do_batch, *grad_out.stride()[-3:-1], problem.heads, problem.num_queries, rows.blocks, D=problem.head_dim,
-        VARLEN=problem.packed, CLEAR=configuration.one_pass, REVERSED=_REVERSED, **chain.link(),
+        do_batch, *grad_out.stride()[-3:-1], problem.heads, problem.num_queries, rows.blocks, grad_k, grad_v,
+        grad_batch, *grad_k.stride()[-3:-1], starts, lengths, problem.num_keys, D=problem.head_dim,
+        VARLEN=problem.packed, CLEAR=configuration.one_pass, HAS_STARTS=starts is not None,
+        HAS_LENGTHS=lengths is not None, REVERSED=_REVERSED, **chain.link(),
     )  # fmt: skip
 
 

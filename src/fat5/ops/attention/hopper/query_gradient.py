@@ -133,6 +133,8 @@ def query_consumer(
                 dq = warpgroup_mma_wait(0, deps=[dq])
                 mbarrier.arrive(k_empty.index(stage), count=1)
                 used += 1
+            # Rows of no document have no keys; whatever their output's gradient holds, times no weight, is 0.
+            dq = gl.where(keys > 0, dq, gl.zeros([64, D], gl.float32, layout=OL))
             sq_own.store((dq * scale).to(E))
             fence_async_shared()
             if q0 < queries:

@@ -1,20 +1,21 @@
 """The records of a ragged batch: one for each tile of work, made on the device without looking at any length on the
-host. The same launch writes what lies beside the tiles, see `row_map.py`.
+host. The same launch writes the map of padded rows, see `row_map.py`.
 
 A ragged batch has rows or documents of different lengths, or keys that are not real. A sequence is then a stretch of
 query rows and a stretch of real keys, wherever they lie; positions are moved so that its first real key stands at 0.
+Packed rows behind the last document are one more sequence, of queries without keys, or of keys without queries: so the
+tiles write what belongs there, 0, and infinity in the log-sum-exp.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fat5.ops.attention.hopper.row_map import Beside, clear_rows, map_rows
+from fat5.ops.attention.hopper.row_map import map_rows
 from fat5.ops.attention.tile_scores import sequence_bounds
 from fat5.ops.dependent_launch import gdc_launch_dependents, gdc_wait
 from fat5.ops.prepared_launch import Relaunched, ceil_divide, ceil_power_of_2
@@ -27,7 +28,6 @@ QUERY_TILES = tl.constexpr(0)
 KEY_TILES = tl.constexpr(1)
 
 _SHARE = 16  # records, or entries of the map, that a program writes
-_CLEARING = 16  # programs a head, at least, that clear rows of no sequence: where there are none they end at once
 
 
 @triton.jit
@@ -65,6 +65,7 @@ def write_records(
     places,
     pitch,
     row_slots,
+    group,
     KIND: tl.constexpr,
     PADDED: tl.constexpr,
     CAUSAL: tl.constexpr,
@@ -77,8 +78,10 @@ def write_records(
 ):
     """Write the records of SHARE tiles of one head, in the order in which programs take them.
 
-    Tiles are 128 queries or 128 keys. They are sorted by falling work, heads of one tile side by side, and dealt forth
-    and back: position p goes to turn p // programs. Tiles beyond the last document have no head (-1). Fields: head,
+    Tiles are 128 queries or 128 keys. Those of the last `group` of heads are sorted by falling work, so that the
+    shortest end the launch, of the group before by rising work, and so on by turns; heads of one tile lie side by side.
+    They are dealt forth and back: position p goes to turn p // programs.
+    Positions beyond the last tile have no head (-1). Fields: head,
     first row in the sequence, y and x of its first query, y and x of its first real key, queries, keys, shift
     (position of the first query, from the first real key), its first row in the arrays [.., H, pitch] (PADDED: where
     sequences start at multiples of 64), number of the tile:
@@ -87,6 +90,8 @@ def write_records(
     SLOPE: tl.constexpr = (1 if KIND == QUERY_TILES else -2) if CAUSAL else 0
     lanes = tl.arange(0, SLOTS)
     real = lanes < sequences
+    if VARLEN:
+        real = lanes <= sequences
     seq = tl.minimum(lanes, sequences - 1)
     q_first, k_first, queries, start, end, shift = sequence_bounds(
         seq, CuQ, CuK, KeyStarts, KeyLengths, Offsets, offset, M, N, VARLEN, OFFSET, HAS_STARTS, HAS_LENGTHS
@@ -98,6 +103,12 @@ def write_records(
     if VARLEN:
         q_row = q_first.to(tl.int32)
         k_row = k_first.to(tl.int32) + start
+        unused = lanes == sequences  # behind the last document, which `seq` is there
+        q_row += tl.where(unused, queries, 0)
+        k_row += tl.where(unused, keys, 0)
+        queries = tl.where(unused, M - q_row if KIND == QUERY_TILES else 0, queries)
+        keys = tl.where(unused, N - k_row if KIND == KEY_TILES else 0, keys)
+        shift = tl.where(unused, 0, shift)
         padded = tl.cumsum((queries + 63) // 64, 0) * 64 - (queries + 63) // 64 * 64
         rows = padded if PADDED else q_row
     else:
@@ -139,7 +150,10 @@ def write_records(
         rank += block - tl.sum(tl.where(own, above, 0), 1)
 
     used = tile < total
-    position = tl.where(used, rank, tile) * heads + head
+    first_head = head // group * group
+    rank = tl.where(((heads - 1) // group - head // group) % 2 == 1, total - 1 - rank, rank)
+    position = first_head * total + rank * tl.minimum(group, heads - first_head) + head - first_head
+    position = tl.where(used, position, tile * heads + head)
     turn = position // programs
     program = position % programs
     program = tl.where(turn % 2 == 1, programs - 1 - program, program)
@@ -161,7 +175,7 @@ def write_records(
     tl.store(record + 10, tile if VARLEN else document * row_slots + block, mask=inside)
 
 
-@triton.jit(do_not_specialize=["record_programs", "map_programs", "parts"])
+@triton.jit(do_not_specialize=["record_programs", "group"])
 def record_kernel(
     Records,
     CuQ,
@@ -178,18 +192,10 @@ def record_kernel(
     places,
     pitch,
     row_slots,
+    group,
     Map,
     map_blocks,
-    First,
-    Second,
-    LSE,
-    first_row,
-    first_head,
-    second_row,
-    second_head,
-    parts,
     record_programs,
-    map_programs,
     KIND: tl.constexpr,
     PADDED: tl.constexpr,
     CAUSAL: tl.constexpr,
@@ -199,13 +205,11 @@ def record_kernel(
     HAS_LENGTHS: tl.constexpr,
     SLOTS: tl.constexpr,
     SHARE: tl.constexpr,
-    D: tl.constexpr,
     CHAIN: tl.constexpr,
 ):
-    """Three jobs side by side, by the first index of a program; the second is the head.
+    """Two jobs side by side, by the first index of a program; the second is the head.
 
-    `record_programs` write records, see `write_records`. The next `map_programs` write the map of padded rows, and the
-    others clear rows of no sequence, see `row_map.py`.
+    `record_programs` write records, see `write_records`, the others the map of padded rows, see `map_rows`.
     """
     if CHAIN:
         gdc_launch_dependents()
@@ -215,72 +219,45 @@ def record_kernel(
     if program < record_programs:
         write_records(
             Records, CuQ, CuK, KeyStarts, KeyLengths, Offsets, offset, M, N, sequences, heads, programs, places, pitch,
-            row_slots, KIND, PADDED, CAUSAL, VARLEN, OFFSET, HAS_STARTS, HAS_LENGTHS, SLOTS, SHARE,
+            row_slots, group, KIND, PADDED, CAUSAL, VARLEN, OFFSET, HAS_STARTS, HAS_LENGTHS, SLOTS, SHARE,
         )  # fmt: skip
-    elif program < record_programs + map_programs:
-        if Map is not None:
-            share = (program - record_programs) * heads + head
-            map_rows(Map, map_blocks, CuQ, M, sequences, SHARE, SLOTS, share)
-    elif First is not None:
-        part = program - record_programs - map_programs
-        cu = CuK
-        length = N
-        if KIND == QUERY_TILES:
-            cu = CuQ
-            length = M
-        clear_rows(
-            First, Second, LSE, first_row, first_head, second_row, second_head, part, parts, head, cu, KeyStarts,
-            KeyLengths, length, sequences, D, VARLEN, HAS_STARTS, HAS_LENGTHS,
-        )  # fmt: skip
+    elif Map is not None:
+        map_rows(Map, map_blocks, CuQ, M, sequences, SHARE, SLOTS, (program - record_programs) * heads + head)
 
 
 _record_kernel = Relaunched(record_kernel)
 
 
 def make_records(
+    records: Tensor,
     arguments: dict[str, Any],
-    device: torch.device,
-    tiles: int,
     heads: int,
-    programs: int,
     causal: bool,
-    beside: Beside | None = None,
+    *,
+    group: int | None = None,
+    row_map: Tensor | None = None,
     options: dict[str, Any] | None = None,
-) -> Tensor:
-    """Return the records [turns, programs, FIELDS] int32 of at most `tiles` tiles of each head.
+) -> None:
+    """Write the records [turns, programs, FIELDS] int32 of tiles, which a bound that the host knows has room for.
 
     Args:
+        records: Where.
         arguments: Of `record_kernel`: offsets, lengths, sizes, and their constants.
-        device: Where they are.
-        tiles: A bound that the host knows: tiles of the whole batch and one more a sequence.
         heads: Number of heads.
-        programs: Programs that share the work.
         causal: Later keys are hidden.
-        beside: What else to write. The unused rows are queries' or keys', as the tiles.
+        group: Heads whose tiles are sorted together; by default all.
+        row_map: Where to write the map of padded rows [blocks, 2] int32, if anywhere.
         options: Of the launch, from its chain; by default it has none.
     """
-    beside = beside or Beside()
-    turns = ceil_divide(tiles * heads, programs)
+    turns, programs, _ = records.shape
     places = turns * programs
-    records = torch.empty(turns, programs, FIELDS.value, dtype=torch.int32, device=device)
-    slots = max(16, ceil_power_of_2(arguments["sequences"]))
+    slots = max(16, ceil_power_of_2(arguments["sequences"] + arguments["VARLEN"]))
     share = max(1, min(_SHARE, 16384 // slots))
     record_programs = ceil_divide(ceil_divide(places, heads), share)
-    map_blocks = 0 if beside.tiles is None else beside.tiles.shape[0]
+    map_blocks = 0 if row_map is None else row_map.shape[0]
     map_programs = ceil_divide(ceil_divide(map_blocks, share), heads)
-    stretches = 1 if arguments["VARLEN"] else arguments["sequences"]
-    parts = ceil_divide(_CLEARING, stretches)
-    first, second = (*beside.unused, None, None)[:2]
-    clearing = 0 if first is None else stretches * parts
-    _record_kernel[(record_programs + map_programs + clearing, heads)](
-        records, heads=heads, programs=programs, places=places, Map=beside.tiles, map_blocks=map_blocks, First=first,
-        Second=second, LSE=beside.lse, first_row=_stride(first, -3), first_head=_stride(first, -2),
-        second_row=_stride(second, -3), second_head=_stride(second, -2), parts=parts, record_programs=record_programs,
-        map_programs=map_programs, CAUSAL=causal, SLOTS=slots, SHARE=share, D=64 if first is None else first.shape[-1],
-        **arguments, **(options or {"CHAIN": False}),
+    _record_kernel[(record_programs + map_programs, heads)](
+        records, heads=heads, programs=programs, places=places, group=group or heads, Map=row_map,
+        map_blocks=map_blocks, record_programs=record_programs, CAUSAL=causal, SLOTS=slots, SHARE=share, **arguments,
+        **(options or {"CHAIN": False}),
     )  # fmt: skip
-    return records
-
-
-def _stride(x: Tensor | None, dimension: int) -> int:
-    return 0 if x is None else x.stride(dimension)

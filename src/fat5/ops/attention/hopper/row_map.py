@@ -1,33 +1,13 @@
 """Rows of a ragged batch beside its tiles of work: where the padded ones lie in a packed batch, and those of no
-sequence.
-
-Programs of the record kernel write both: it runs anyway, and leaves most of the card to them.
+sequence in a padded one.
 """
 
 from __future__ import annotations
 
-import dataclasses
-
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from fat5.ops.attention.tile_scores import sequence_bounds
-
-
-@dataclasses.dataclass(frozen=True)
-class Beside:
-    """What a launch of the record kernel writes beside the records.
-
-    Attributes:
-        tiles: Map of padded to packed queries [blocks, 2] int32, see `map_rows`.
-        unused: At most two results [.., L, H, D] of whose rows no tile writes those of no sequence: they become 0.
-        lse: The forward's [H, L]: infinity there.
-    """
-
-    tiles: Tensor | None = None
-    unused: tuple[Tensor, ...] = ()
-    lse: Tensor | None = None
 
 
 @triton.jit
@@ -57,37 +37,24 @@ def map_rows(Map, blocks, CuQ, M, sequences, SHARE: tl.constexpr, SLOTS: tl.cons
 
 
 @triton.jit
-def clear_rows(
-    First, Second, LSE, first_row, first_head, second_row, second_head, part, parts, head, Cu, KeyStarts, KeyLengths,
-    length, sequences, D: tl.constexpr, VARLEN: tl.constexpr, HAS_STARTS: tl.constexpr, HAS_LENGTHS: tl.constexpr,
+def clear_keys(
+    DK, DV, dk_batch, dk_row, dk_head, KeyStarts, KeyLengths, N, batch, head, part, parts, D: tl.constexpr,
+    HAS_STARTS: tl.constexpr, HAS_LENGTHS: tl.constexpr,
 ):  # fmt: skip
-    """Write 0 to a part of the rows of no sequence in one head of First and Second, and infinity to its LSE.
+    """Write 0 to a part of the keys around the real ones in one head of a row of DK and DV, which have equal strides.
 
-    A packed batch has them behind the last offset, a row of a padded one (`parts` parts each) around its real keys.
+    No tile of work does; a block of 64 keys that are all real costs nothing.
     """
-    row = 0
-    start = 0
-    if VARLEN:
-        end = tl.load(Cu + sequences).to(tl.int32)
-    else:
-        row = part // parts
-        _, _, _, start, end, _ = sequence_bounds(
-            row, None, None, KeyStarts, KeyLengths, None, 0, 0, length, False, 0, HAS_STARTS, HAS_LENGTHS
-        )
-    lanes = tl.arange(0, 64)
+    _, _, _, start, end, _ = sequence_bounds(
+        batch, None, None, KeyStarts, KeyLengths, None, 0, 0, N, False, 0, HAS_STARTS, HAS_LENGTHS
+    )
     dims = tl.arange(0, D)
-    for block in range(part % parts, tl.cdiv(length, 64), parts):
+    zeros = tl.zeros([64, D], DK.dtype.element_ty)
+    for block in range(part, tl.cdiv(N, 64), parts):
         if (block * 64 < start) | (block * 64 + 64 > end):
-            place = block * 64 + lanes
-            outside = ((place < start) | (place >= end)) & (place < length)
-            place = tl.cast(row, tl.int64) * length + place
-            mask = outside[:, None] & (dims[None, :] < D)
-            zeros = tl.zeros([64, D], tl.float32)
-            if First is not None:
-                out = First + place[:, None] * first_row + head * first_head + dims[None, :]
-                tl.store(out, zeros.to(First.dtype.element_ty), mask=mask)
-            if Second is not None:
-                out = Second + place[:, None] * second_row + head * second_head + dims[None, :]
-                tl.store(out, zeros.to(Second.dtype.element_ty), mask=mask)
-            if LSE is not None:
-                tl.store(LSE + tl.cast(head, tl.int64) * length + place, float("inf"), mask=outside)
+            place = block * 64 + tl.arange(0, 64)
+            outside = ((place < start) | (place >= end)) & (place < N)
+            row = tl.cast(batch, tl.int64) * dk_batch + head * dk_head
+            offsets = row + tl.cast(place, tl.int64)[:, None] * dk_row + dims[None, :]
+            tl.store(DK + offsets, zeros, mask=outside[:, None])
+            tl.store(DV + offsets, zeros, mask=outside[:, None])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fat5.ops.attention.hopper.row_map import clear_keys
 from fat5.ops.dependent_launch import gdc_launch_dependents, gdc_wait
 
 
@@ -58,16 +59,27 @@ def prepare_kernel(
     H,
     M,
     row_blocks,
+    DK,
+    DV,
+    dk_batch,
+    dk_row,
+    dk_head,
+    KeyStarts,
+    KeyLengths,
+    N,
     D: tl.constexpr,
     VARLEN: tl.constexpr,
     CLEAR: tl.constexpr,
+    HAS_STARTS: tl.constexpr,
+    HAS_LENGTHS: tl.constexpr,
     REVERSED: tl.constexpr,
     CHAIN: tl.constexpr,
 ):
     """Write delta = rowsum(O * dO) and LSE for 64 rows of one head, padded with 0 and infinity; clear what is added to.
 
     The padded arrays are [.., H, 64 * row_blocks], each sequence from a multiple of 64 on, by the map of packed rows
-    (`row_map.py`); Sums, of dQ, has D columns besides. Each program clears so many pieces of Near and of Far.
+    (`row_map.py`); Sums, of dQ, has D columns besides. Each program clears so many pieces of Near and of Far, and with
+    KeyStarts or KeyLengths its part of the keys in DK and DV that are not real.
     """
     if CHAIN:
         gdc_launch_dependents()
@@ -106,6 +118,11 @@ def prepare_kernel(
     _clear(Far, far_size, far_rounds, program, tl.num_programs(0))
     tl.store(Delta + padded, tl.sum(o.to(tl.float32) * do.to(tl.float32), 1))
     tl.store(PaddedLSE + padded, lse)
+    if HAS_STARTS | HAS_LENGTHS:
+        clear_keys(
+            DK, DV, dk_batch, dk_row, dk_head, KeyStarts, KeyLengths, N, batch, head, block, row_blocks, D, HAS_STARTS,
+            HAS_LENGTHS,
+        )  # fmt: skip
 
 
 @triton.jit

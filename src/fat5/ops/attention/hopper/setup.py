@@ -1,6 +1,6 @@
 """The kernel that runs ahead of a Hopper kernel and writes the bias by distance.
 
-Anew for each call: nothing that lives on the device outlasts a call, which CUDA graphs would forbid.
+Anew for each call or plan: nothing that lives on the device outlasts them, which CUDA graphs would forbid.
 """
 
 from __future__ import annotations

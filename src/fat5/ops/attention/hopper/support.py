@@ -24,6 +24,19 @@ def takes_tensors(q: Tensor) -> bool:
     return q.dtype in DTYPES and q.shape[-1] in HEAD_DIMS
 
 
+def plannable(problem: Problem) -> bool:
+    """Whether there may be calls with a problem's types, sizes, lengths and bias that the kernels take.
+
+    It looks at no address and no stride: calls that differ in these share one plan.
+    """
+    if problem.packed and problem.cu_seqlens_q is not None and problem.cu_seqlens_q.shape[0] < 2:
+        return False
+    bounded = not problem.bias_kind.startswith("alibi") or problem.offsets is None
+    scaled = _SCALES[0] <= problem.softmax_scale <= _SCALES[1]
+    known = problem.bias_kind in BIAS_KINDS and radius_of(problem) <= LARGEST_RADIUS
+    return takes_tensors(problem.q) and problem.dropout_p == 0 and bounded and scaled and known
+
+
 def refused(problem: Problem) -> str | None:
     """Return why the Hopper kernels do not take a problem, or None if they do."""
     if not takes_tensors(problem.q):
