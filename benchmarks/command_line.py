@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 FIGURES = ROOT / "docs" / "figures"
 
-_WAYS = ("FAT5_AUTOTUNE", "FAT5_HOPPER")
+_WAYS = ("FAT5_AUTOTUNE", "FAT5_FEED_FORWARD", "FAT5_HOPPER")
 
 _SUMMARIES = {
     "plot": "redraw every figure of the docs from benchmarks/results",

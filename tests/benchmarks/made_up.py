@@ -157,10 +157,19 @@ def hopper_forward_rows() -> list[dict]:
     ]  # fmt: skip
 
 
+def feed_forward_rows() -> list[dict]:
+    base = {**ENVIRONMENT, "case": "feed_forward", "date": DATE, "tokens": 8, "d_model": 4, "d_ff": 8}
+    base |= {"phase": "forward", "yardstick": "two kernels"}
+    return [
+        {**base, "implementation": name, "p50_ms": ratio, "ratio": ratio, "today": name != "two kernels"}
+        for name, ratio in (("two kernels", 1.0), ("128x64x32", 0.9))
+    ]
+
+
 def make_results(folder: Path) -> None:
     """Write a CSV file of every case."""
     cases = [attention_rows(DATE), collator_rows(), precision_rows(), curve_rows(), decode_rows(), pretrain_rows()]
-    cases += [scaling_rows(), generation_rows(), heads_rows(), tasks_rows(), hopper_forward_rows()]
+    cases += [scaling_rows(), generation_rows(), heads_rows(), tasks_rows(), hopper_forward_rows(), feed_forward_rows()]
     cases += map(bandwidth_rows, BANDWIDTH_COLUMNS)
     for rows in cases:
         append_rows(folder / f"{rows[0]['case']}.csv", rows)

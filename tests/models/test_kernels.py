@@ -19,7 +19,7 @@ SMALL = {"vocab_size": 61, "num_layers": 1, "num_decoder_layers": 1, "d_model": 
 OPERATORS = (
     (norm_module, "rms_norm"),
     (norm_module, "add_rms_norm"),
-    (feed_forward_module, "gated_gelu_linear"),
+    (feed_forward_module, "gated_feed_forward"),
     (feed_forward_module, "joined_gated_gelu"),
     (rotary_module, "apply_rotary_qk"),
 )

@@ -98,10 +98,11 @@ class Compilation:
             elif name[0].isupper() and self.types[name] is None:
                 signature[name], values[name] = "constexpr", None
             elif name[0].isupper():
-                signature[name] = f"*{self.types[name]}"
+                described = str(self.types[name]).startswith("tensordesc")
+                signature[name] = self.types[name] if described else f"*{self.types[name]}"
             else:
                 signature[name] = self.types.get(name) or "i32"
-            multiples = ("_row", "_head", "_batch", "_token", "width", "vocab_size")
+            multiples = ("_row", "_head", "_batch", "_token", "width", "depth", "vocab_size")
             divisible = signature[name].startswith("*") or name.endswith(multiples)
             if divisible and not self.unaligned:
                 attributes[(index,)] = [["tt.divisibility", 16]]
@@ -118,6 +119,7 @@ class Compilation:
             wrong.append(f"spills {got.spilled} bytes")
         if got.shared > SHARED_MEMORY[self.architecture]:
             wrong.append(f"needs {got.shared} bytes of shared memory; the card has {SHARED_MEMORY[self.architecture]}")
-        if not self.unaligned and ".v4.b32" not in got.ptx and self.kernel != "rms_norm sum":
+        wide = any(instruction in got.ptx for instruction in (".v4.b32", "cp.async.bulk.tensor"))
+        if not self.unaligned and not wide and self.kernel != "rms_norm sum":
             wrong.append("has no 16-byte loads")
         return f"{self}: {got.registers} registers, {got.spilled} B spilled, {got.shared} B shared", wrong

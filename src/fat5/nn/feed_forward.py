@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from fat5.errors import nearest
 from fat5.nn.joined import is_plain, is_wrapped, joined_weight
-from fat5.ops.activation import gated_gelu, gated_gelu_linear, joined_gated_gelu
+from fat5.ops.activation import gated_gelu, joined_gated_gelu
+from fat5.ops.feed_forward import gated_feed_forward
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -80,11 +81,17 @@ class FeedForward(nn.Module):
         if joined is None and self.gated and self.activation in GATED_GELUS:
             joined = joined_weight([self.wi_0, self.wi_1], hidden_states)
         if joined is not None and self.activation in GATED_GELUS:
-            projected = F.linear(hidden_states, joined)
             drops = (self.training and self.dropout.p > 0) or is_wrapped(self.dropout)
-            if not drops and not self.keep_inner and projected.dtype != torch.float16 and is_plain(self.wo):
-                return gated_gelu_linear(projected, self.wo.weight, **self._gelu())
-            inner = joined_gated_gelu(projected, **self._gelu())
+            if not drops and is_plain(self.wo) and _type_of_products(hidden_states) != torch.float16:
+                return gated_feed_forward(
+                    hidden_states,
+                    joined,
+                    self.wo.weight,
+                    approximate=GATED_GELUS[self.activation],
+                    keep_inner=self.keep_inner,
+                    backend=self.backend,
+                )
+            inner = joined_gated_gelu(F.linear(hidden_states, joined), **self._gelu())
         else:
             inner = self._inner(hidden_states, joined)
         if inner.dtype == torch.float16:
@@ -110,3 +117,8 @@ class FeedForward(nn.Module):
         if self.activation in GATED_GELUS:
             return gated_gelu(gate, up, **self._gelu())
         return ACTIVATIONS[self.activation](gate) * up
+
+
+def _type_of_products(states: Tensor) -> torch.dtype:
+    device = states.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype

@@ -12,6 +12,7 @@ from fat5.ops.attention.bias import (
 )
 from fat5.ops.attention.joined import joined_attention
 from fat5.ops.attention.plan import AttentionPlan, plan_attention
+from fat5.ops.feed_forward import gated_feed_forward
 from fat5.ops.inductor_messages import shorten as _shorten_inductor_messages
 from fat5.ops.loss import CrossEntropyOutput, cross_entropy, linear_cross_entropy
 from fat5.ops.norm import add_rms_norm, rms_norm
@@ -31,6 +32,7 @@ __all__ = [
     "apply_rotary_qk",
     "cross_entropy",
     "flash_attention",
+    "gated_feed_forward",
     "gated_gelu",
     "gated_gelu_linear",
     "joined_attention",

@@ -45,7 +45,7 @@ def gated_gelu(gate: Tensor, up: Tensor, *, approximate: str = "tanh", backend: 
             "gated_gelu: expected gate and up of one shape, one floating type and on one device, got gate "
             f"{list(gate.shape)} {gate.dtype} on {gate.device} and up {list(up.shape)} {up.dtype} on {up.device}"
         )
-    _check_approximation("gated_gelu", approximate)
+    check_approximation("gated_gelu", approximate)
     if takes_kernels("gated_gelu", backend, gate):
         return triton_gated_gelu(gate, up, approximate == "tanh")
     return F.gelu(gate, approximate=approximate) * up
@@ -107,7 +107,8 @@ def gated_gelu_linear(joined: Tensor, weight: Tensor, *, approximate: str = "tan
     return F.linear(triton_joined_gated_gelu(joined, approximate == "tanh"), weight)
 
 
-def _check_approximation(function: str, approximate: str) -> None:
+def check_approximation(function: str, approximate: str) -> None:
+    """Raise ValueError for an unknown name, in the words of the function that got it."""
     if approximate not in _APPROXIMATIONS:
         raise ValueError(f"{function}: expected approximate='tanh' or 'none', got {approximate!r}")
 
@@ -118,7 +119,7 @@ def _check_joined(function: str, joined: Tensor, approximate: str) -> None:
             f"{function}: expected a floating projection [..., 2 D], gate and up side by side, got "
             f"{list(joined.shape)} {joined.dtype}"
         )
-    _check_approximation(function, approximate)
+    check_approximation(function, approximate)
 
 
 def _plain(joined: Tensor, approximate: str) -> Tensor:

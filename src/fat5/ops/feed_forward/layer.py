@@ -1,0 +1,45 @@
+"""The whole layer as one step of autograd, the activation being made inside the first product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, autograd
+from torch.autograd.function import once_differentiable
+
+from fat5.ops.activation.custom_ops import triton_joined_gated_gelu_backward
+from fat5.ops.feed_forward.custom_ops import triton_feed_forward_inner
+
+
+class GatedFeedForward(autograd.Function):
+    """`linear(gelu(gate) * up, out_weight)` of `linear(x, weight)`.
+
+    All other products are PyTorch's, and stand in a compiled graph as such. It keeps the projection, and the activation
+    where asked to; else the kernel of the activation's gradient makes that again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, out_weight: Tensor, tanh: bool, keep_inner: bool) -> Tensor:
+        """Return [..., any] of x [..., E] and weights [2 D, E] and [any, D]."""
+        joined, inner = triton_feed_forward_inner(x, weight, tanh, True)
+        ctx.save_for_backward(x, weight, out_weight, joined, *([inner] if keep_inner else []))
+        ctx.tanh = tanh
+        return F.linear(inner, out_weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x and both weights."""
+        x, weight, out_weight, joined, *kept = ctx.saved_tensors
+        x_needs, weight_needs, out_weight_needs = ctx.needs_input_grad[:3]
+        again = out_weight_needs and not kept
+        grad_joined, inner = triton_joined_gated_gelu_backward(grad @ out_weight, joined, ctx.tanh, again)
+        grad_out_weight = _outer(grad, kept[0] if kept else inner) if out_weight_needs else None
+        grad_x = grad_joined @ weight if x_needs else None
+        return grad_x, _outer(grad_joined, x) if weight_needs else None, grad_out_weight, None, None
+
+
+def _outer(left: Tensor, right: Tensor) -> Tensor:
+    """Return the sum of the rows' outer products, [columns of left, columns of right]."""
+    return left.reshape(-1, left.shape[-1]).t() @ right.reshape(-1, right.shape[-1])
