@@ -77,7 +77,8 @@ def source(case: Case) -> ASTSource:
         "EVEN_M": not tails, "EVEN_N": not tails, "DROPOUT": case.dropout, "BIAS_GRAD": case.bias in (1, 2, 3),
         "ASM": True, "PRECISION": "ieee", "RATIO": max(1, case.tile.keys // case.tile.queries), "SUM_ROWS": False,
         "STORE_BIAS_GRAD": case.bias == 4, "PAIRED": case.itemsize == 2 and not tails,
-        "PDL": case.architecture >= 90, "PAIRED_STATS": 2 * case.tile.queries >= 32 * case.tile.warps,
+        "PDL": case.architecture >= 90, "BIAS_PLACE": ("after", "before", "start").index(case.tile.bias),
+        "SETTLE": case.tile.settled, "PAIRED_STATS": 2 * case.tile.queries >= 32 * case.tile.warps,
     }  # fmt: skip
     absent = set() if case.packed else {"Tiles", "CuQ", "CuK"}
     absent |= {"Offsets", "KeyStarts"} | (set() if constants["HAS_LENGTHS"] else {"KeyLengths"})
@@ -99,7 +100,8 @@ def source(case: Case) -> ASTSource:
             signature[name] = element
         else:
             signature[name] = "fp32" if name in FLOATS else "i32"
-        if signature[name].startswith("*") or name.endswith(("_row", "_head", "_batch")):
+        whole_tiles = name in ("M", "N") and not tails
+        if whole_tiles or signature[name].startswith("*") or name.endswith(("_row", "_head", "_batch")):
             attributes[(index,)] = [["tt.divisibility", 16]]
     return ASTSource(kernel, signature, values, attributes)
 
@@ -109,7 +111,7 @@ def check(case: Case | Compilation) -> tuple[str, list[str]]:
     if isinstance(case, Compilation):
         return case.check()
     tile = case.tile
-    if case.kernel == "query" and case.bias == 4:
+    if case.kernel == "query" and case.bias == 4 and not tile.settled:
         tile = dataclasses.replace(tile, stages=1)  # as launched where it stores the bias's gradient
     try:
         got = assemble(source(case), case.architecture, tile.options())

@@ -25,6 +25,9 @@ class Tile:
         stages: Depth of the software pipeline.
         registers: Most registers a thread, where fewer let one more program share a multiprocessor; the compiler's
             choice if None.
+        bias: Where a dense bias is loaded: "after" the product that it is added to, "before" it, or "start", where the
+            product starts from it.
+        settled: Each product of a turn of the loop is waited for in that turn.
     """
 
     queries: int
@@ -32,6 +35,8 @@ class Tile:
     warps: int
     stages: int
     registers: int | None = None
+    bias: str = "after"
+    settled: bool = False
 
     def options(self) -> dict[str, int]:
         """Return what a launch passes to the compiler."""
