@@ -199,7 +199,7 @@ def _run_queries(
                 **arguments,
             )  # fmt: skip
 
-    tile = launch_fitting("query", problem, run)
+    tile = launch_fitting("query", problem, run, stores=grad_bias is not None)
     return sums, tile
 
 

@@ -116,7 +116,8 @@ _HOPPER = _AMPERE | {
     ("dense_bias", 256): Tile(64, 64, 8, 1),
 }
 
-# Rows for some calls alone: `dense` with a dense bias, `causal`, and `tails` for whatever is not whole tiles.
+# Rows for some calls alone: `dense` with a dense bias, `stores` if the kernel writes its gradient besides,
+# `causal`, and `tails` for whatever is not whole tiles.
 _HOPPER_VARIANTS = {
     ("forward", 64, "causal"): Tile(64, 64, 4, 3, 128),
     ("key_value", 64, "causal"): Tile(32, 64, 4, 3, 128),
@@ -163,6 +164,7 @@ class Call:
         causal: Whether later keys are hidden.
         tails: Whether there is anything but whole tiles: odd lengths, padding, documents.
         dense: Whether the bias is a dense tensor.
+        stores: Whether the query kernel writes the gradient of a dense bias.
     """
 
     kernel: str
@@ -172,11 +174,13 @@ class Call:
     causal: bool
     tails: bool
     dense: bool = False
+    stores: bool = False
 
     @property
     def variants(self) -> tuple[str, ...]:
         """Names of the table's variants for this call, the first that has a row is taken."""
         return (
+            *(("stores",) if self.stores else ()),
             *(("dense",) if self.dense else ()),
             *(("tails",) if self.tails else ("causal",) if self.causal else ()),
         )
@@ -206,6 +210,7 @@ def table_rows() -> list[tuple[Call, Tile]]:
             rows.append((Call(kernel, architecture, block_d, 2, False, False), tile))
             rows.append((Call(kernel, architecture, block_d, 4, False, True), _FLOAT32[block_d]))
         for (kernel, block_d, name), tile in _VARIANTS.get(architecture, {}).items():
-            call = Call(kernel, architecture, block_d, 2, name == "causal", name == "tails", name == "dense")
+            dense = name in ("dense", "stores")
+            call = Call(kernel, architecture, block_d, 2, name == "causal", name == "tails", dense, name == "stores")
             rows.append((call, tile))
     return rows
