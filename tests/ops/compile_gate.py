@@ -39,6 +39,7 @@ INT_POINTERS = {"Tiles": "*i32", "CuQ": "*i32", "CuK": "*i32", "KeyStarts": "*i6
                 "Offsets": "*i64", "Seed": "*i64"}  # fmt: skip
 FLOAT_POINTERS = {"LSE", "Stats", "Sums", "Parts", "PartLSE"}
 FLOATS = {"scale", "softmax_scale", "keep_scale"}
+PLACES = ("after", "before", "start", "turned")
 BIAS_NAMES = ("none", "distance", "alibi", "alibi-signed", "dense")
 
 
@@ -77,7 +78,7 @@ def source(case: Case) -> ASTSource:
         "EVEN_M": not tails, "EVEN_N": not tails, "DROPOUT": case.dropout, "BIAS_GRAD": case.bias in (1, 2, 3),
         "ASM": True, "PRECISION": "ieee", "RATIO": max(1, case.tile.keys // case.tile.queries), "SUM_ROWS": False,
         "STORE_BIAS_GRAD": case.bias == 4, "PAIRED": case.itemsize == 2 and not tails,
-        "PDL": case.architecture >= 90, "BIAS_PLACE": ("after", "before", "start").index(case.tile.bias),
+        "PDL": case.architecture >= 90, "BIAS_PLACE": PLACES.index(case.tile.bias),
         "SETTLE": case.tile.settled, "PAIRED_STATS": 2 * case.tile.queries >= 32 * case.tile.warps,
     }  # fmt: skip
     absent = set() if case.packed else {"Tiles", "CuQ", "CuK"}

@@ -205,7 +205,7 @@ def test_dense_bias_of_any_broadcast_shape(backend, shape):
     assert len(ours) == 5
 
 
-@pytest.mark.parametrize("place", ["before", "start"])
+@pytest.mark.parametrize("place", ["before", "start", "turned"])
 @pytest.mark.parametrize("shape", [(2, 2, 64, 64), (1, 2, 64, 64), (2, 1, 33, 70)])
 def test_every_place_of_a_dense_bias(backend, monkeypatch, place, shape):
     """Whole tiles and tails; a hidden key, and a scale too small for a product to start from the bias over it."""
@@ -213,7 +213,8 @@ def test_every_place_of_a_dense_bias(backend, monkeypatch, place, shape):
         pytest.skip("the tiles of the triton backend")
 
     def preferred(call: Call) -> Tile:
-        return dataclasses.replace(preferred_tile(call), bias=place, settled=True)
+        known = place != "turned" or call.kernel == "key_value"
+        return dataclasses.replace(preferred_tile(call), bias=place if known else "after", settled=True)
 
     monkeypatch.setattr(tile_launch, "preferred_tile", preferred)
     monkeypatch.setattr(tile_launch, "_fitting", {})

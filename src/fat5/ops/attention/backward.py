@@ -13,10 +13,12 @@ from fat5.ops.attention.tile_scores import (
     AFTER,
     ALIBI,
     ALIBI_SIGNED,
+    BEFORE,
     DENSE,
     DISTANCE,
     LOG2E,
     START,
+    TURNED,
     alibi_distance,
     keep_weights,
     load_bias,
@@ -220,13 +222,10 @@ def key_value_kernel(
             EVEN_D,
         )  # [BLOCK_D, BM]
         if BIAS == DENSE:
-            # Read along its rows and then turned: half the shared memory and the spills of a turned load.
             bias_tile = Bias + m64 * bias_row + lanes[:, None] * bias_row + keys[None, :]
-            in_bias = None
-            if not (EVEN_M and EVEN_N) or BIAS_PLACE == AFTER:
-                in_bias = (keys[None, :] < N) & (rows[:, None] < M)
-            if BIAS_PLACE != AFTER:
-                bias = tl.trans(load_bias(bias_tile, in_bias, False, False))
+            in_bias = (keys[None, :] < N) & (rows[:, None] < M)
+            if BIAS_PLACE == BEFORE or BIAS_PLACE == START:
+                bias = tl.trans(load_bias(bias_tile, None if EVEN_M and EVEN_N else in_bias, False, False))
         if BIAS == DENSE and BIAS_PLACE == START:
             s = tl.dot(k, qt, bias * (LOG2E / scale), input_precision=PRECISION)
         else:
@@ -239,7 +238,10 @@ def key_value_kernel(
             s = s * scale + slope * alibi_distance(distance, BIAS)
             factor = 1.0
         elif BIAS == DENSE and BIAS_PLACE != START:
-            if BIAS_PLACE == AFTER:
+            if BIAS_PLACE == TURNED:  # asynchronous copies, and no barrier but the pipeline's own
+                bias_tile = Bias + m64 * bias_row + lanes[None, :] * bias_row + keys[:, None]
+                bias = load_bias(bias_tile, (keys[:, None] < N) & (rows[None, :] < M), False, False)
+            elif BIAS_PLACE == AFTER:  # half the shared memory of a turned load
                 bias = tl.trans(load_bias(bias_tile, in_bias, False, False))
             s = s * scale + LOG2E * bias
             factor = 1.0

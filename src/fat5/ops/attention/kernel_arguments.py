@@ -21,7 +21,12 @@ _BIAS_KINDS = {
     "alibi-signed": scores.ALIBI_SIGNED.value,
     "dense": scores.DENSE.value,
 }
-_BIAS_PLACES = {"after": scores.AFTER.value, "before": scores.BEFORE.value, "start": scores.START.value}
+_BIAS_PLACES = {
+    "after": scores.AFTER.value,
+    "before": scores.BEFORE.value,
+    "start": scores.START.value,
+    "turned": scores.TURNED.value,
+}
 _LEAST_DIVISOR = 2.0**-32
 _LOG2E = 1.4426950408889634
 

@@ -18,6 +18,7 @@ END_OFFSET = tl.constexpr(2)  # keys minus queries of each document
 AFTER = tl.constexpr(0)  # a dense bias is loaded and added after the product
 BEFORE = tl.constexpr(1)  # loaded before the product and added after
 START = tl.constexpr(2)  # the product starts from it
+TURNED = tl.constexpr(3)  # loaded in the order of scores that are transposed, and added after the product
 
 LOG2E = tl.constexpr(1.4426950408889634)
 

@@ -26,7 +26,7 @@ class Tile:
         registers: Most registers a thread, where fewer let one more program share a multiprocessor; the compiler's
             choice if None.
         bias: Where a dense bias is loaded: "after" the product that it is added to, "before" it, or "start", where the
-            product starts from it.
+            product starts from it. In the key-value kernel also "turned", after the product and key by key.
         settled: Each product of a turn of the loop is waited for in that turn.
     """
 
