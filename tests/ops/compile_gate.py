@@ -118,8 +118,9 @@ def check(case: Case | Compilation) -> tuple[str, list[str]]:
         got = assemble(source(case), case.architecture, tile.options())
     except Exception as error:  # the compiler raises many kinds
         return str(case), [f"does not compile: {error}"]
-    # A dense bias is loaded in the loop, around which the assembler serialises; assembly loads measured slower still.
-    wrong = [line.strip() for line in got.text.splitlines() if "C75" in line and case.bias != 4]
+    # A dense bias is loaded in the loop, around which the assembler may serialise unless each product is waited for.
+    may_serialise = case.bias == 4 and not case.tile.settled
+    wrong = [line.strip() for line in got.text.splitlines() if "C75" in line and not may_serialise]
     limit = MAX_SPILL_BYTES if case.tile.registers is None else MAX_SPILL_BYTES_CAPPED
     if got.spilled > (limit if case.itemsize == 2 else MAX_SPILL_BYTES_FLOAT32):
         wrong.append(f"spills {got.spilled} bytes")
