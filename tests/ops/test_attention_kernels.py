@@ -4,6 +4,7 @@ On a CPU the sizes are small and the type float32; a GPU adds bf16 and fp16 at r
 """
 
 import contextlib
+import dataclasses
 import gc
 import os
 import subprocess
@@ -14,9 +15,10 @@ import torch
 from torch import Tensor
 
 from fat5.ops import AlibiBias, DenseBias, DistanceBias, RelativeBias, flash_attention
-from fat5.ops.attention import backends
+from fat5.ops.attention import backends, tile_launch
 from fat5.ops.attention.backends import BACKENDS
 from fat5.ops.attention.reference import attention_reference, packed_attention_reference
+from fat5.ops.attention.tiles import Call, Tile, preferred_tile
 from tests.ops.alibi_rounding import exponent_rounding, slope_rounding
 from tests.ops.table_rounding import table_rounding
 
@@ -201,6 +203,28 @@ def test_dense_bias_of_any_broadcast_shape(backend, shape):
     assert grad.shape == shape
     assert grad.any()
     assert len(ours) == 5
+
+
+@pytest.mark.parametrize("place", ["before", "start", "turned"])
+@pytest.mark.parametrize("shape", [(2, 2, 64, 64), (1, 2, 64, 64), (2, 1, 33, 70)])
+def test_every_place_of_a_dense_bias(backend, monkeypatch, place, shape):
+    """Whole tiles and tails; a hidden key, and a scale too small for a product to start from the bias over it."""
+    if backend != "triton":
+        pytest.skip("the tiles of the triton backend")
+
+    def preferred(call: Call) -> Tile:
+        known = place != "turned" or call.kernel == "key_value"
+        return dataclasses.replace(preferred_tile(call), bias=place if known else "after", settled=True)
+
+    monkeypatch.setattr(tile_launch, "preferred_tile", preferred)
+    monkeypatch.setattr(tile_launch, "_fitting", {})
+    monkeypatch.setattr(tile_launch, "_last", {})
+    leaves = make_inputs("dense", 2, *shape[2:], 16, dense_shape=shape)
+    with torch.no_grad():
+        leaves[3][..., 1] = -torch.inf
+    compare(backend, "dense", leaves, causal=shape[0] == 1, softmax_scale=0.4)
+    if shape[0] == 1:
+        compare(backend, "dense", leaves, softmax_scale=1e-12)
 
 
 def test_dense_mask_of_infinities(backend):

@@ -10,17 +10,23 @@ import triton
 import triton.language as tl
 
 from fat5.ops.attention.tile_scores import (
+    AFTER,
     ALIBI,
     ALIBI_SIGNED,
+    BEFORE,
     DENSE,
     DISTANCE,
     LOG2E,
+    START,
+    TURNED,
     alibi_distance,
     keep_weights,
+    load_bias,
     load_rows,
     load_stats,
     mask_scores,
     sequence_bounds,
+    settled,
     table_bias,
     tile_is_special,
 )
@@ -133,6 +139,8 @@ def key_value_kernel(
     DROPOUT: tl.constexpr,
     ASM: tl.constexpr,
     PAIRED_STATS: tl.constexpr,
+    BIAS_PLACE: tl.constexpr,
+    SETTLE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """One program: the gradients of BN keys and values of one head, over all queries. Scores are transposed, [BN, BM].
@@ -213,7 +221,15 @@ def key_value_kernel(
             EVEN_M,
             EVEN_D,
         )  # [BLOCK_D, BM]
-        s = tl.dot(k, qt, input_precision=PRECISION)  # [BN, BM]
+        if BIAS == DENSE:
+            bias_tile = Bias + m64 * bias_row + lanes[:, None] * bias_row + keys[None, :]
+            in_bias = (keys[None, :] < N) & (rows[:, None] < M)
+            if BIAS_PLACE == BEFORE or BIAS_PLACE == START:
+                bias = tl.trans(load_bias(bias_tile, None if EVEN_M and EVEN_N else in_bias, False, False))
+        if BIAS == DENSE and BIAS_PLACE == START:
+            s = tl.dot(k, qt, bias * (LOG2E / scale), input_precision=PRECISION)
+        else:
+            s = tl.dot(k, qt, input_precision=PRECISION)  # [BN, BM]
         position = m0 + shift
         distance = keys[:, None] - (position + lanes[None, :])
         factor = scale
@@ -221,11 +237,13 @@ def key_value_kernel(
         if BIAS == ALIBI or BIAS == ALIBI_SIGNED:
             s = s * scale + slope * alibi_distance(distance, BIAS)
             factor = 1.0
-        elif BIAS == DENSE:
-            # Read along its rows and then turned: half the shared memory and the spills of a turned load.
-            inside = (keys[None, :] < N) & (rows[:, None] < M)
-            bias = tl.load(Bias + m64 * bias_row + lanes[:, None] * bias_row + keys[None, :], mask=inside, other=0.0)
-            s = s * scale + LOG2E * tl.trans(bias).to(tl.float32)
+        elif BIAS == DENSE and BIAS_PLACE != START:
+            if BIAS_PLACE == TURNED:  # asynchronous copies, and no barrier but the pipeline's own
+                bias_tile = Bias + m64 * bias_row + lanes[None, :] * bias_row + keys[:, None]
+                bias = load_bias(bias_tile, (keys[:, None] < N) & (rows[None, :] < M), False, False)
+            elif BIAS_PLACE == AFTER:  # half the shared memory of a turned load
+                bias = tl.trans(load_bias(bias_tile, in_bias, False, False))
+            s = s * scale + LOG2E * bias
             factor = 1.0
         if tile_is_special(position, n0, key_start, key_end, BM, BN, BIAS, RADIUS, CAUSAL, not EVEN_N):
             if BIAS == DISTANCE:
@@ -257,6 +275,8 @@ def key_value_kernel(
             dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
         ds = p * (dp - delta[None, :])
         dk = tl.dot(ds.to(qt.dtype), tl.trans(qt), dk, input_precision=PRECISION)
+        if SETTLE and ASM:
+            dk = settled(dk)
 
     place = batch64 * dk_batch + head64 * dk_head + (k_first + n0) * dk_row + cols[:, None] * dk_row + dims[None, :]
     num_keys = N

@@ -253,6 +253,8 @@ def dense_bias_kernel(
     HAS_LENGTHS: tl.constexpr,
     SUM_ROWS: tl.constexpr,
     DROPOUT: tl.constexpr,
+    EVEN_M: tl.constexpr,
+    EVEN_N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """One program: a tile of the gradient of a dense bias, summed in float32 over the axes that the bias broadcasts.
@@ -292,24 +294,24 @@ def dense_bias_kernel(
         m64 = tl.cast(m0, tl.int64)
         q = load_rows(
             Q + batch64 * q_batch + head64 * q_head + m64 * q_row + lanes[:, None] * q_row + dims[None, :],
-            rows[:, None], 0, M, dims[None, :], D, False, EVEN_D,
+            rows[:, None], 0, M, dims[None, :], D, EVEN_M, EVEN_D,
         )  # fmt: skip
         do = load_rows(
             DO + batch64 * do_batch + head64 * do_head + m64 * do_row + lanes[:, None] * do_row + dims[None, :],
-            rows[:, None], 0, M, dims[None, :], D, False, EVEN_D,
+            rows[:, None], 0, M, dims[None, :], D, EVEN_M, EVEN_D,
         )  # fmt: skip
         kt = load_rows(
             K + batch64 * k_batch + head64 * k_head + keys[None, :].to(tl.int64) * k_row + dims[:, None],
-            keys[None, :], key_start, key_end, dims[:, None], D, False, EVEN_D,
+            keys[None, :], key_start, key_end, dims[:, None], D, EVEN_N, EVEN_D,
         )  # fmt: skip
         vt = load_rows(
             V + batch64 * v_batch + head64 * v_head + keys[None, :].to(tl.int64) * v_row + dims[:, None],
-            keys[None, :], key_start, key_end, dims[:, None], D, False, EVEN_D,
+            keys[None, :], key_start, key_end, dims[:, None], D, EVEN_N, EVEN_D,
         )  # fmt: skip
-        lse, delta = load_stats(Stats + (batch64 * H + head) * M * 2, rows, M, False, False)
+        lse, delta = load_stats(Stats + (batch64 * H + head) * M * 2, rows, M, EVEN_M, False)
         s = tl.dot(q, kt, input_precision=PRECISION) * scale + bias
         distance = keys[None, :] - (m0 + shift + lanes[:, None])
-        s = mask_scores(s, distance, keys[None, :], key_start, key_end, CAUSAL, True)
+        s = mask_scores(s, distance, keys[None, :], key_start, key_end, CAUSAL, not EVEN_N)
         p = tl.exp2(s - lse[:, None])
         dp = tl.dot(do, vt, input_precision=PRECISION)
         if DROPOUT:

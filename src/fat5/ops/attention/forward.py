@@ -6,17 +6,21 @@ import triton
 import triton.language as tl
 
 from fat5.ops.attention.tile_scores import (
+    AFTER,
     ALIBI,
     ALIBI_SIGNED,
     DENSE,
     DISTANCE,
     LOG2E,
+    START,
     alibi_distance,
     first_aligned,
     keep_weights,
+    load_bias,
     load_rows,
     mask_scores,
     sequence_bounds,
+    settled,
     table_bias,
     tile_is_special,
 )
@@ -75,6 +79,8 @@ def forward_kernel(
     EVEN_N: tl.constexpr,
     DROPOUT: tl.constexpr,
     ASM: tl.constexpr,
+    BIAS_PLACE: tl.constexpr,
+    SETTLE: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -152,7 +158,17 @@ def forward_kernel(
             EVEN_N,
             EVEN_D,
         )  # [BLOCK_D, BN]
-        s = tl.dot(q, k, input_precision=PRECISION)
+        if BIAS == DENSE:
+            bias_tile = Bias + lanes[:, None] * bias_row + keys[None, :]
+            in_bias = None
+            if not (EVEN_M and EVEN_N) or BIAS_PLACE == AFTER:
+                in_bias = (keys[None, :] < N) & (rows[:, None] < M)
+            if BIAS_PLACE != AFTER:
+                bias = load_bias(bias_tile, in_bias, False, False)
+        if BIAS == DENSE and BIAS_PLACE == START:
+            s = tl.dot(q, k, bias * (1 / scale), input_precision=PRECISION)
+        else:
+            s = tl.dot(q, k, input_precision=PRECISION)
         distance = keys[None, :] - (position + lanes[:, None])
         # A far tile is never touched element by element: its scale and its constant bias go into the exponent below.
         factor = scale * LOG2E
@@ -160,10 +176,10 @@ def forward_kernel(
         if BIAS == ALIBI or BIAS == ALIBI_SIGNED:
             s = s * scale + slope * alibi_distance(distance, BIAS)
             factor = LOG2E
-        elif BIAS == DENSE:
-            inside = (keys[None, :] < N) & (rows[:, None] < M)
-            bias = tl.load(Bias + lanes[:, None] * bias_row + keys[None, :], mask=inside, other=0.0)
-            s = s * scale + bias.to(tl.float32)
+        elif BIAS == DENSE and BIAS_PLACE != START:
+            if BIAS_PLACE == AFTER:
+                bias = load_bias(bias_tile, in_bias, False, False)
+            s = s * scale + bias
             factor = LOG2E
         if tile_is_special(position, n0, key_start, key_end, BM, BN, BIAS, RADIUS, CAUSAL, not EVEN_N):
             if BIAS == DISTANCE:
@@ -197,6 +213,8 @@ def forward_kernel(
             EVEN_D,
         )  # [BN, BLOCK_D]
         acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+        if SETTLE and ASM:
+            acc = settled(acc)
 
     seen = total > 0
     inverse = tl.where(seen, keep_scale / tl.where(seen, total, 1.0), 0.0)

@@ -21,6 +21,13 @@ _BIAS_KINDS = {
     "alibi-signed": scores.ALIBI_SIGNED.value,
     "dense": scores.DENSE.value,
 }
+_BIAS_PLACES = {
+    "after": scores.AFTER.value,
+    "before": scores.BEFORE.value,
+    "start": scores.START.value,
+    "turned": scores.TURNED.value,
+}
+_LEAST_DIVISOR = 2.0**-32
 _LOG2E = 1.4426950408889634
 
 
@@ -118,6 +125,17 @@ def any_bias_arguments(problem: Problem) -> dict[str, Any]:
         "VARLEN": problem.packed,
         "ASM": problem.q.is_cuda and not triton.knobs.runtime.interpret and torch.version.hip is None,
     }
+
+
+def bias_place(problem: Problem, tile: Tile) -> dict[str, Any]:
+    """Return where a kernel loads a dense bias and when it waits for its products.
+
+    A product that starts from the bias divides it by the scale, which must leave room for that.
+    """
+    place = tile.bias
+    if place == "start" and problem.softmax_scale < _LEAST_DIVISOR:
+        place = "before"
+    return {"BIAS_PLACE": _BIAS_PLACES[place], "SETTLE": tile.settled}
 
 
 def bias_strides(bias: Tensor | None) -> tuple[int, int, int]:

@@ -15,6 +15,7 @@ from fat5.ops.attention.document_tiles import document_tiles
 from fat5.ops.attention.forward import forward_kernel
 from fat5.ops.attention.kernel_arguments import (
     any_bias_arguments,
+    bias_place,
     bias_radius,
     bias_strides,
     block_d,
@@ -76,8 +77,8 @@ def _prepare_forward(problem: Problem, tile: Tile, out: Tensor, tiles: Tensor | 
     return PreparedLaunch(
         forward_kernel, grid_of(problem, problem.num_queries, tile.queries, tiles), BM=tile.queries, BN=tile.keys,
         EVEN_M=even_m, EVEN_N=even_n, PDL=dependent_launch(out.device), **follower_options(out.device),
-        **tile.options(), **strides("o", out), **without_tensors(common_arguments(problem)),
-        **without_tensors(any_bias_arguments(problem)),
+        **bias_place(problem, tile), **tile.options(), **strides("o", out),
+        **without_tensors(common_arguments(problem)), **without_tensors(any_bias_arguments(problem)),
     )  # fmt: skip
 
 
@@ -137,7 +138,7 @@ def _run_keys(problem: Problem, arguments: dict[str, Any], grad_k: Tensor, grad_
         key_value_kernel[grid_of(problem, problem.num_keys, tile.keys, tiles)](
             DK=grad_k, DV=grad_v, Tiles=tiles, **strides("dk", grad_k), BM=tile.queries, BN=tile.keys,
             EVEN_M=even_m, EVEN_N=even_n, PAIRED_STATS=2 * tile.queries >= 32 * tile.warps,
-            **tile.options(), **arguments,
+            **bias_place(problem, tile), **tile.options(), **arguments,
         )  # fmt: skip
 
     launch_fitting("key_value", problem, run)
@@ -181,7 +182,7 @@ def _run_queries(
 
     def run(tile: Tile) -> None:
         nonlocal sums
-        if grad_bias is not None:  # the assembler serialises pipelined products around the store of dS
+        if grad_bias is not None and not tile.settled:  # the assembler serialises products around the store of dS
             tile = dataclasses.replace(tile, stages=1)
         tiles = query_tiles(problem, tile.queries)
         even_m, even_n = even_tiles(problem, tile)
@@ -194,11 +195,11 @@ def _run_queries(
                 DQ=grad_q, Sums=sums, Tiles=tiles, **strides("dq", grad_q), BM=tile.queries, BN=tile.keys,
                 EVEN_M=even_m, EVEN_N=even_n, BIAS_GRAD=needs_sums, DBias=grad_bias, db_batch=db_batch,
                 db_head=db_head, db_row=db_row, STORE_BIAS_GRAD=grad_bias is not None,
-                PAIRED=_paired(problem, even_n), **tile.options(),
+                PAIRED=_paired(problem, even_n), **bias_place(problem, tile), **tile.options(),
                 **arguments,
             )  # fmt: skip
 
-    tile = launch_fitting("query", problem, run)
+    tile = launch_fitting("query", problem, run, stores=grad_bias is not None)
     return sums, tile
 
 
@@ -256,12 +257,13 @@ def _run_dense_bias(problem: Problem, bias: Tensor, arguments: dict[str, Any]) -
     def run(tile: Tile) -> None:
         blocks = ceil_divide(problem.num_queries, tile.queries)
         columns = ceil_divide(problem.num_keys, tile.keys)
+        even_m, even_n = even_tiles(problem, tile)
         dense_bias_kernel[(columns, 1 if broadcast_rows else blocks, bias.shape[0] * bias.shape[1])](
             Bias=bias, DBias=grad, bias_batch=bias_batch, bias_head=bias_head, bias_row=bias_row,
             db_batch=db_batch, db_head=db_head, db_row=db_row,
             sum_batches=problem.batch // bias.shape[0], sum_heads=problem.heads // bias.shape[1],
             sum_blocks=blocks if broadcast_rows else 1, BM=tile.queries, BN=tile.keys, SUM_ROWS=broadcast_rows,
-            **tile.options(), **arguments,
+            EVEN_M=even_m, EVEN_N=even_n, **tile.options(), **arguments,
         )  # fmt: skip
 
     launch_fitting("dense_bias", problem, run)

@@ -9,11 +9,13 @@ import triton
 import triton.language as tl
 
 from fat5.ops.attention.tile_scores import (
+    AFTER,
     ALIBI,
     ALIBI_SIGNED,
     DENSE,
     DISTANCE,
     LOG2E,
+    START,
     alibi_distance,
     first_aligned,
     keep_weights,
@@ -22,6 +24,7 @@ from fat5.ops.attention.tile_scores import (
     load_stats,
     mask_scores,
     sequence_bounds,
+    settled,
     table_bias,
     tile_is_near,
     tile_is_special,
@@ -93,6 +96,8 @@ def query_kernel(
     STORE_BIAS_GRAD: tl.constexpr,
     ASM: tl.constexpr,
     PAIRED: tl.constexpr,
+    BIAS_PLACE: tl.constexpr,
+    SETTLE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """One program: the gradient of BM queries of one head, over all keys.
@@ -196,17 +201,22 @@ def query_kernel(
             EVEN_D,
         )  # [BLOCK_D, BN]
         if BIAS == DENSE:
-            in_bias = (keys[None, :] >= 0) & (keys[None, :] < N) & (rows[:, None] < M)
+            in_bias = None
+            if not (EVEN_M and EVEN_N) or BIAS_PLACE == AFTER:
+                in_bias = (keys[None, :] >= 0) & (keys[None, :] < N) & (rows[:, None] < M)
             bias_tile = Bias + lanes[:, None] * bias_row + keys[None, :]
             bias = load_bias(bias_tile, in_bias, ASM and STORE_BIAS_GRAD, PAIRED)
-        s = tl.dot(q, kt, input_precision=PRECISION)
+        if BIAS == DENSE and BIAS_PLACE == START:
+            s = tl.dot(q, kt, bias * (LOG2E / scale), input_precision=PRECISION)
+        else:
+            s = tl.dot(q, kt, input_precision=PRECISION)
         distance = keys[None, :] - (position + lanes[:, None])
         factor = scale
         constant = 0.0
         if BIAS == ALIBI or BIAS == ALIBI_SIGNED:
             s = s * scale + slope * alibi_distance(distance, BIAS)
             factor = 1.0
-        elif BIAS == DENSE:
+        elif BIAS == DENSE and BIAS_PLACE != START:
             s = s * scale + LOG2E * bias
             factor = 1.0
         if tile_is_special(position, n0, key_start, key_end, BM, BN, BIAS, RADIUS, CAUSAL, not EVEN_N):
@@ -233,6 +243,8 @@ def query_kernel(
             else:
                 sum_left += tl.sum(ds * alibi_distance(distance, BIAS), 1)
         dq = tl.dot(ds.to(kt.dtype), tl.trans(kt), dq, input_precision=PRECISION)
+        if SETTLE and ASM:
+            dq = settled(dq)
         if STORE_BIAS_GRAD:
             bias_grad = DBias + batch64 * db_batch + head64 * db_head + tl.cast(m0, tl.int64) * db_row
             tl.store(bias_grad + lanes[:, None] * db_row + keys[None, :], ds.to(DBias.dtype.element_ty), mask=in_bias)

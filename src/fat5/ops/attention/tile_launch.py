@@ -34,7 +34,11 @@ _last: dict[tuple, Tile] = {}
 
 
 def launch_fitting(
-    kernel: str, problem: Problem, run: Callable[[Tile], Any], signature: Hashable | None = None
+    kernel: str,
+    problem: Problem,
+    run: Callable[[Tile], Any],
+    signature: Hashable | None = None,
+    stores: bool = False,
 ) -> Tile:
     """Run with the table's tile, or the first smaller one that fits the card, and return it.
 
@@ -43,20 +47,21 @@ def launch_fitting(
         problem: What to run on.
         run: Launches with a tile; may be called any number of times.
         signature: The problem's and all else that the arguments depend on, by which the tile is found again.
+        stores: As in `tiles.Call`.
     """
     if signature is None:
-        return _launch_fitting(kernel, problem, run)
+        return _launch_fitting(kernel, problem, run, stores)
     tile = _last.get((kernel, signature))
     if tile is not None:
         run(tile)
         return tile
     if len(_last) >= _LAST_KEPT:
         _last.clear()
-    tile = _last[kernel, signature] = _launch_fitting(kernel, problem, run)
+    tile = _last[kernel, signature] = _launch_fitting(kernel, problem, run, stores)
     return tile
 
 
-def _launch_fitting(kernel: str, problem: Problem, run: Callable[[Tile], Any]) -> Tile:
+def _launch_fitting(kernel: str, problem: Problem, run: Callable[[Tile], Any], stores: bool) -> Tile:
     device = problem.q.device
     call = Call(
         kernel=kernel,
@@ -66,6 +71,7 @@ def _launch_fitting(kernel: str, problem: Problem, run: Callable[[Tile], Any]) -
         causal=problem.causal,
         tails=not all(even_tiles(problem, _WHOLE_TILES)),
         dense=problem.bias_kind == "dense",
+        stores=stores,
     )
     key = (call, device, problem.q.dtype, problem.bias_kind, problem.dropout_p > 0)
     if key in _fitting:

@@ -15,6 +15,11 @@ SHARED_OFFSET = tl.constexpr(0)  # one query offset for all sequences
 OWN_OFFSET = tl.constexpr(1)  # an offset a sequence, in a tensor
 END_OFFSET = tl.constexpr(2)  # keys minus queries of each document
 
+AFTER = tl.constexpr(0)  # a dense bias is loaded and added after the product
+BEFORE = tl.constexpr(1)  # loaded before the product and added after
+START = tl.constexpr(2)  # the product starts from it
+TURNED = tl.constexpr(3)  # loaded in the order of scores that are transposed, and added after the product
+
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -78,10 +83,12 @@ def load_table(pointers, ASM: tl.constexpr):
 def load_bias(pointers, inside, ASM: tl.constexpr, PAIRED: tl.constexpr):
     """Load a tile of a dense bias as float32, 0 where not `inside`.
 
-    By assembly only where the caller has measured a gain. PAIRED reads two neighbours of 16 bits at once; both must be
-    inside or outside, and aligned.
+    All are inside where it is None. By assembly only where the caller has measured a gain. PAIRED reads two neighbours
+    of 16 bits at once; both must be inside or outside, and aligned.
     """
-    if not ASM:
+    if inside is None:
+        return tl.load(pointers).to(tl.float32)
+    elif not ASM:
         return tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
     elif pointers.dtype.element_ty.primitive_bitwidth == 32:
         return tl.inline_asm_elementwise(
@@ -112,6 +119,16 @@ def load_bias(pointers, inside, ASM: tl.constexpr, PAIRED: tl.constexpr):
             pack=1,
         )
         return bits.to(tl.int16).to(pointers.dtype.element_ty, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def settled(x):
+    """Return x, a product that is waited for here and not in the next turn of the loop.
+
+    Where a matrix product is in flight, the assembler lets nothing else write what the next one adds to: it serialises
+    them all. The compiler does not look into assembly, so it waits.
+    """
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=True, pack=1)
 
 
 @triton.jit

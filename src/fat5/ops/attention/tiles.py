@@ -25,6 +25,9 @@ class Tile:
         stages: Depth of the software pipeline.
         registers: Most registers a thread, where fewer let one more program share a multiprocessor; the compiler's
             choice if None.
+        bias: Where a dense bias is loaded: "after" the product that it is added to, "before" it, or "start", where the
+            product starts from it. In the key-value kernel also "turned", after the product and key by key.
+        settled: Each product of a turn of the loop is waited for in that turn.
     """
 
     queries: int
@@ -32,6 +35,8 @@ class Tile:
     warps: int
     stages: int
     registers: int | None = None
+    bias: str = "after"
+    settled: bool = False
 
     def options(self) -> dict[str, int]:
         """Return what a launch passes to the compiler."""
@@ -111,7 +116,8 @@ _HOPPER = _AMPERE | {
     ("dense_bias", 256): Tile(64, 64, 8, 1),
 }
 
-# Rows for some calls alone: `dense` with a dense bias, `causal`, and `tails` for whatever is not whole tiles.
+# Rows for some calls alone: `dense` with a dense bias, `stores` if the kernel writes its gradient besides,
+# `causal`, and `tails` for whatever is not whole tiles.
 _HOPPER_VARIANTS = {
     ("forward", 64, "causal"): Tile(64, 64, 4, 3, 128),
     ("key_value", 64, "causal"): Tile(32, 64, 4, 3, 128),
@@ -158,6 +164,7 @@ class Call:
         causal: Whether later keys are hidden.
         tails: Whether there is anything but whole tiles: odd lengths, padding, documents.
         dense: Whether the bias is a dense tensor.
+        stores: Whether the query kernel writes the gradient of a dense bias.
     """
 
     kernel: str
@@ -167,11 +174,13 @@ class Call:
     causal: bool
     tails: bool
     dense: bool = False
+    stores: bool = False
 
     @property
     def variants(self) -> tuple[str, ...]:
         """Names of the table's variants for this call, the first that has a row is taken."""
         return (
+            *(("stores",) if self.stores else ()),
             *(("dense",) if self.dense else ()),
             *(("tails",) if self.tails else ("causal",) if self.causal else ()),
         )
@@ -201,6 +210,7 @@ def table_rows() -> list[tuple[Call, Tile]]:
             rows.append((Call(kernel, architecture, block_d, 2, False, False), tile))
             rows.append((Call(kernel, architecture, block_d, 4, False, True), _FLOAT32[block_d]))
         for (kernel, block_d, name), tile in _VARIANTS.get(architecture, {}).items():
-            call = Call(kernel, architecture, block_d, 2, name == "causal", name == "tails", name == "dense")
+            dense = name in ("dense", "stores")
+            call = Call(kernel, architecture, block_d, 2, name == "causal", name == "tails", dense, name == "stores")
             rows.append((call, tile))
     return rows
