@@ -297,7 +297,7 @@ def test_opcheck(backend):
     leaves = make_inputs("none", 2, 20, 24, dim, dtype)
     table = torch.randn(HEADS, 9, device=DEVICE, requires_grad=True)
     bounds = (torch.tensor([0, 1], device=DEVICE), torch.tensor([24, 3], device=DEVICE))
-    rest = (table, "distance", 4, None, *bounds, None, None, 0.5, True, 0.0, None)
+    rest = (table, "distance", 4, None, *bounds, None, None, 0.5, True, 0.0, None, None)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(attention, (*leaves, *rest), test_utils=checks)
     with torch.no_grad():
