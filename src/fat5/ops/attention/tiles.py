@@ -111,7 +111,7 @@ _HOPPER = _AMPERE | {
     ("band", 64): Tile(64, 64, 4, 3),
     ("band", 128): Tile(64, 64, 4, 3),
     ("band", 256): Tile(64, 64, 8, 1),
-    ("dense_bias", 64): Tile(64, 64, 4, 2),
+    ("dense_bias", 64): Tile(64, 64, 4, 2, 168),
     ("dense_bias", 128): Tile(64, 128, 8, 2),
     ("dense_bias", 256): Tile(64, 64, 8, 1),
 }
@@ -126,10 +126,15 @@ _HOPPER_VARIANTS = {
     ("query", 64, "causal"): Tile(64, 64, 4, 3, 128),
     ("query", 64, "tails"): Tile(64, 64, 4, 2),
     ("query", 128, "tails"): Tile(128, 64, 8, 3),
-    # Around the load of a dense bias the assembler serialises the products of larger tiles.
-    ("key_value", 64, "dense"): Tile(32, 64, 4, 3),
-    ("query", 64, "dense"): Tile(64, 32, 4, 3),
+    ("forward", 128, "dense"): Tile(128, 64, 8, 3, None, "before", settled=True),
+    ("key_value", 64, "dense"): Tile(64, 64, 4, 2, 168, "start", settled=True),
+    ("key_value", 128, "dense"): Tile(32, 64, 4, 3, None, "turned"),
+    ("key_value", 128, "dense tails"): Tile(32, 64, 4, 3),
+    ("query", 64, "dense"): Tile(64, 32, 4, 3, None, "before", settled=True),
     ("query", 128, "dense"): Tile(64, 32, 4, 3),
+    ("query", 64, "stores"): Tile(64, 32, 4, 3, None, "before", settled=True),
+    ("query", 128, "stores"): Tile(64, 64, 4, 2, None, "before", settled=True),
+    ("query", 128, "stores tails"): Tile(64, 32, 4, 3, None, "before", settled=True),
 }
 
 _TABLES = {80: _AMPERE, 86: _SMALL, 89: _SMALL, 90: _HOPPER, 100: _BLACKWELL, 120: _SMALL}
@@ -179,11 +184,10 @@ class Call:
     @property
     def variants(self) -> tuple[str, ...]:
         """Names of the table's variants for this call, the first that has a row is taken."""
-        return (
-            *(("stores",) if self.stores else ()),
-            *(("dense",) if self.dense else ()),
-            *(("tails",) if self.tails else ("causal",) if self.causal else ()),
-        )
+        kinds = (("stores",) if self.stores else ()) + (("dense",) if self.dense else ())
+        if self.tails:
+            return (*(f"{kind} tails" for kind in kinds), *kinds, "tails")
+        return (*kinds, *(("causal",) if self.causal else ()))
 
 
 def preferred_tile(call: Call) -> Tile:
@@ -210,7 +214,8 @@ def table_rows() -> list[tuple[Call, Tile]]:
             rows.append((Call(kernel, architecture, block_d, 2, False, False), tile))
             rows.append((Call(kernel, architecture, block_d, 4, False, True), _FLOAT32[block_d]))
         for (kernel, block_d, name), tile in _VARIANTS.get(architecture, {}).items():
-            dense = name in ("dense", "stores")
-            call = Call(kernel, architecture, block_d, 2, name == "causal", name == "tails", dense, name == "stores")
+            of = name.split()
+            dense = "dense" in of or "stores" in of
+            call = Call(kernel, architecture, block_d, 2, "causal" in of, "tails" in of, dense, "stores" in of)
             rows.append((call, tile))
     return rows

@@ -24,7 +24,7 @@ class GatedFeedForward(autograd.Function):
         """Return [..., any] of x [..., E] and weights [2 D, E] and [any, D]."""
         joined, inner = triton_feed_forward_inner(x, weight, tanh, True)
         ctx.save_for_backward(x, weight, out_weight, joined, *([inner] if keep_inner else []))
-        ctx.tanh = tanh
+        ctx.tanh, ctx.keep_inner = tanh, keep_inner
         return F.linear(inner, out_weight)
 
     @staticmethod
@@ -33,9 +33,9 @@ class GatedFeedForward(autograd.Function):
         """Return the gradients of x and both weights."""
         x, weight, out_weight, joined, *kept = ctx.saved_tensors
         x_needs, weight_needs, out_weight_needs = ctx.needs_input_grad[:3]
-        again = out_weight_needs and not kept
+        again = out_weight_needs and not ctx.keep_inner
         grad_joined, inner = triton_joined_gated_gelu_backward(grad @ out_weight, joined, ctx.tanh, again)
-        grad_out_weight = _outer(grad, kept[0] if kept else inner) if out_weight_needs else None
+        grad_out_weight = _outer(grad, kept[0] if ctx.keep_inner else inner) if out_weight_needs else None
         grad_x = grad_joined @ weight if x_needs else None
         return grad_x, _outer(grad_joined, x) if weight_needs else None, grad_out_weight, None, None
 
