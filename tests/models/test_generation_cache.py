@@ -7,6 +7,7 @@ from transformers.generation.utils import ALL_CACHE_NAMES
 
 from fat5.models.generation import _check_static_inputs
 from fat5.nn import SequenceLayout
+from fat5.nn.layout import additive_mask
 from tests.models.position_variants import ENCODINGS, make
 
 CACHE = "cache" if "cache" in ALL_CACHE_NAMES else "past_key_values"
@@ -190,3 +191,39 @@ def test_what_no_cache_can_do_is_refused():
     holes = torch.tensor([[1, 0, 1]])
     with pytest.raises(ValueError, match="without cache_implementation='static'"):
         _check_static_inputs(torch.device("cuda"), static_cache(model), holes, None)
+
+
+@pytest.mark.parametrize("padding", ["none", "holes"])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@torch.no_grad()
+def test_steps_on_a_cpu_take_masks_and_biases_made_once(monkeypatch, encoding, padding):
+    """No layer of a growing cache's steps goes through the operator of attention, or makes a mask of its own."""
+    model = make(encoding)
+    ids, mask, *_ = batch(padding)
+    encoded = model.encoder(input_ids=ids, attention_mask=mask)
+    settings = {"attention_mask": mask, "max_new_tokens": 12, "min_new_tokens": 12}
+    want = model.generate(encoder_outputs=encoded, use_cache=False, **settings)
+    masks, calls = [], []
+    monkeypatch.setattr("fat5.ops.attention.api.call", lambda *arguments: calls.append(1))
+    monkeypatch.setattr("fat5.nn.layout.additive_mask", lambda *a: masks.append(1) or additive_mask(*a))
+    got = model.generate(encoder_outputs=encoded, **settings)
+    assert torch.equal(got, want)
+    assert (len(calls), len(masks)) == (0, 12)
+
+
+@torch.no_grad()
+def test_padding_of_the_encoder_may_hold_anything():
+    """Its keys and values are kept from the first step on, and no step may see them."""
+    model = make("relative")
+    ids, mask, decoder_ids, _ = batch()
+    encoded = model.encoder(input_ids=ids, attention_mask=mask)
+    spoilt = encoded.last_hidden_state.masked_fill(mask[..., None] == 0, torch.nan)
+    results = []
+    for states in (encoded.last_hidden_state, spoilt):
+        cache = None
+        for start, stop in ((0, 5), (5, 6), (6, 7)):
+            out = model(encoder_outputs=(states,), attention_mask=mask, use_cache=True,
+                        decoder_input_ids=decoder_ids[:, start:stop], **{CACHE: cache})  # fmt: skip
+            cache = out[CACHE]
+        results.append(out.logits)
+    assert torch.equal(*results)

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from fat5.ops import flash_attention
+from fat5.ops import DistanceBias, flash_attention
 from fat5.ops.attention import decode_launch
 from fat5.ops.attention.backends import triton_attention
 from fat5.ops.attention.reference import attention_reference
+from fat5.ops.prepared_launch import PreparedLaunches
 from tests.ops.test_attention_kernels import (
     BIASES,
     CUDA,
@@ -78,11 +79,27 @@ def test_cross_attention_of_beams_to_the_keys_of_one_row():
 def test_log_sum_exp_is_that_of_the_forward_kernel():
     """The backward kernels read it, whichever kernel wrote it."""
     q, k, v = (x.detach() for x in make_inputs("none", 2, 17, KEYS, 16))
-    settings = (None, "none", KEYS - 17, None, None, None, None, None, 0.5, True, 0.0, None)
+    settings = (None, "none", KEYS - 17, None, None, None, None, None, 0.5, True, 0.0, None, None)
     many, lse = triton_attention(q, k, v, *settings)
     few, few_lse = triton_attention(q[:, :16], k, v, *settings)
     torch.testing.assert_close(few, many[:, :16], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(few_lse, lse[:, :, :16], rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_growing_cache_takes_one_prepared_launch(monkeypatch):
+    """Its keys lie elsewhere in each step, and are more; nothing is prepared anew for that."""
+    monkeypatch.setattr(decode_launch, "_MIN_KEYS", 10 * KEYS)
+    launches = PreparedLaunches()
+    monkeypatch.setattr(decode_launch, "_decode_launches", launches)
+    q = torch.randn(2, 1, HEADS, 16, device=DEVICE)
+    bias = DistanceBias(torch.randn(HEADS, 41, device=DEVICE))
+    for length in (KEYS, KEYS + 1, KEYS + 12, 1, 16):
+        k, v = (torch.randn(2, HEADS, length, 16, device=DEVICE).transpose(1, 2) for _ in range(2))
+        got = flash_attention(q, k, v, bias=bias, causal=True, query_offset=length - 1, backend="triton")
+        want = attention_reference(q, k, v, bias=bias, causal=True, query_offset=length - 1)
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    assert len(launches._kept) == 1
 
 
 @pytest.mark.parametrize("splits", [1, 2, 7])

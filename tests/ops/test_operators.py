@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fat5.ops import operators
-from fat5.ops.operators import operator, register_autograd
+from fat5.ops.operators import call, operator, register_autograd
 
 NAME = "test_scaled_sum"
 
@@ -139,3 +141,50 @@ def test_a_second_definition_takes_the_place_of_the_first():
     again = define(factor=10.0)
     assert torch.equal(again(x, y, 0.5)[0], (x + y) * 5)
     assert torch.equal(getattr(torch.ops.fat5, NAME)(x, y, 0.5)[0], (x + y) * 5)
+
+
+class Listing(TorchDispatchMode):
+    """Lists the operators of the package that it sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == operators.NAMESPACE:
+            self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_call_goes_past_the_dispatcher_where_nobody_looks(monkeypatch):
+    op = define()
+    x, y = (leaf.detach() for leaf in leaves())
+    want = scaled_sum(x, y, 0.5)
+    direct = []
+    function = operators._functions[op]
+    monkeypatch.setitem(operators._functions, op, lambda *arguments: direct.append(1) or function(*arguments))
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            for got, expected in zip(call(op, x, y, 0.5), want, strict=True):
+                assert torch.equal(got, expected)
+    assert len(direct) == 2
+
+
+def test_a_call_is_the_operators_where_somebody_does(monkeypatch):
+    """Gradients, modes, subclasses, transforms and traces."""
+    op = define()
+    monkeypatch.delitem(operators._functions, op)
+    x, y = leaves()
+    out, _ = call(op, x, y, 0.5)
+    assert out.requires_grad
+    with torch.no_grad():
+        with Listing() as mode:
+            assert torch.equal(call(op, x.detach(), None, 0.5)[0], x * 0.5)
+        assert mode.seen == [op]
+        assert torch.equal(call(op, torch.nn.Parameter(x.detach()), None, 0.5)[0], x * 0.5)
+        fake_x = FakeTensorMode().from_tensor(x.detach())
+        assert call(op, fake_x, None, 0.5)[0].shape == x.shape
+        compiled = torch.compile(lambda x: call(op, x, None, 0.5)[0], fullgraph=True, backend="eager")
+        assert torch.equal(compiled(x.detach()), x * 0.5)
+        got = torch.func.vmap(lambda row: call(op, row, None, 0.5)[0])(x.detach())
+        assert torch.equal(got, x * 0.5)

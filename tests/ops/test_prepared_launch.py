@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import types
 
 import pytest
@@ -109,6 +110,26 @@ def test_takes_the_binary_and_the_arguments_that_triton_takes(device, again):
                 assert all(a is b or a == b for a, b in zip(got[2], wanted[2], strict=True))
                 binaries.add(got[0])
     assert len(binaries) >= 12
+
+
+@pytest.mark.skipif(not prepared_launch._REUSES, reason="this Triton's binaries are not launched again")
+def test_integers_that_a_call_gives_choose_the_binary_too(device):
+    """Triton compiles for 1, for multiples of 16, and for what fits 32 bits."""
+    kernel = JITFunction(scale_kernel)
+    fixed = {"scale": 0.5, "BLOCK": 64, "TWICE": False, "num_warps": 2}
+    launch = PreparedLaunch(kernel, (2,), **fixed)
+    sizes = [128, 127, 1, 0, 16, 17, 2**31, 2**31 + 1, 2**31 - 1, -(2**31), 112]
+    binaries = set()
+    for _ in range(2):
+        for size, row in itertools.product(sizes, sizes):
+            given = tensors()
+            kernel[(2,)](*given, **fixed, size=size, row=row)
+            launch(*given, size, row)
+            wanted, got = device.launches[-2:]
+            assert got[:2] == wanted[:2]
+            assert all(a is b or a == b for a, b in zip(got[2], wanted[2], strict=True))
+            binaries.add(got[0])
+    assert len(binaries) >= 25
 
 
 @pytest.mark.skipif(not prepared_launch._REUSES, reason="this Triton's binaries are not launched again")

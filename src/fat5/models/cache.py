@@ -64,7 +64,7 @@ class TransformersCache:
         return None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _SelfKeyValues:
     cache: EncoderDecoderCache
     index: int
@@ -78,7 +78,7 @@ class _SelfKeyValues:
         return None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _CrossKeyValues:
     cache: EncoderDecoderCache
     index: int

@@ -16,6 +16,7 @@ from fat5.models.joined_weights import JoinedWeights
 from fat5.models.stack import CrossAttentionLayer, FAT5Block, FAT5Stack, FeedForwardLayer, SelfAttentionLayer
 from fat5.models.step_shape import StepShape
 from fat5.nn import Attention, FeedForward, RelativePositionBias, RMSNorm, SequenceLayout
+from fat5.nn.dropout import Dropout
 from fat5.nn.feed_forward import GATED_GELUS
 from fat5.ops import add_rms_norm, flash_attention
 from fat5.ops.attention.backends import MAX_HEAD_DIM
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 _KNOWN = {
     *(FAT5Stack, FAT5Block, SelfAttentionLayer, CrossAttentionLayer, FeedForwardLayer),
-    *(Attention, FeedForward, RMSNorm, RelativePositionBias, nn.Linear, nn.Embedding, nn.Dropout, nn.ModuleList),
+    *(Attention, FeedForward, RMSNorm, RelativePositionBias, nn.Linear, nn.Embedding, Dropout, nn.ModuleList),
 }
 _MOST_ROWS = 64  # beyond, the kernels of larger products are faster
 _LONG, _ENOUGH_HEADS = 512, 64  # keys from which as many heads of rows are needed to keep a GPU busy unsplit

@@ -10,16 +10,18 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithCrossAttentions
 
-from fat5.models.cache import DecoderCache
+from fat5.models.cache import DecoderCache, TransformersCache
 from fat5.models.configuration import FAT5Config
 from fat5.models.token_layout import make_layout, token_shape
 from fat5.nn import Attention, FeedForward, KeyValues, RMSNorm, SequenceLayout
 from fat5.nn.attention_weights import recorded_weights
+from fat5.nn.dropout import Dropout
 from fat5.nn.joined import joined_weights
 from fat5.nn.plans import AttentionPlans
 from fat5.nn.position import StackPositions, locate
 from fat5.nn.shared_keys import LayerKeys, SharedKeys
 from fat5.ops.norm import add_residual
+from fat5.ops.operators import plain_calls
 
 
 class _Sublayer(nn.Module):
@@ -32,7 +34,7 @@ class _Sublayer(nn.Module):
     def __init__(self, config: FAT5Config) -> None:
         super().__init__()
         self.layer_norm = RMSNorm(config.d_model, eps=config.layer_norm_epsilon, backend=config.kernel_backend)
-        self.dropout = nn.Dropout(config.dropout_rate)
+        self.dropout = Dropout(config.dropout_rate)
 
     def _add_and_normalise(self, hidden_states: Tensor, update: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the normalised sum, and the sum."""
@@ -176,25 +178,24 @@ class FAT5Block(GradientCheckpointingLayer):
         The bias is made inside the block that owns its parameters, so that a wrapper that gathers parameters a block at
         a time finds them there.
         """
-        own_bias = cast(SelfAttentionLayer, self.layer[0]).SelfAttention.own_bias(
-            positions, layout, hidden_states.device
-        )
+        own, *cross, feed_forward = cast(Any, self.layer)  # by number, each look-up would take microseconds
+        own_bias = own.SelfAttention.own_bias(positions, layout, hidden_states.device)
         position_bias = own_bias if own_bias is not None else position_bias
         own_cache, cross_cache = (None, None) if cache is None else cache.layer(self.index)
-        hidden_states, update = self.layer[0](
+        hidden_states, update = own(
             hidden_states, update, layout, position_bias, positions, own_cache, query_offset, joined[0], plans
         )
         if encoder_states is not None:
-            hidden_states, update = self.layer[1](
+            hidden_states, update = cross[0](
                 hidden_states, update, layout, encoder_states, encoder_layout, cross_cache, shared, plans
             )
         wi = joined[1] if cache is None else cache.joined_feed_forward(self.index)
-        hidden_states, update = self.layer[-1](hidden_states, update, wi)
+        hidden_states, update = feed_forward(hidden_states, update, wi)
         return hidden_states, update, position_bias, None if shared is None else shared.after
 
 
 _OWN = (
-    FAT5Block, SelfAttentionLayer, CrossAttentionLayer, FeedForwardLayer, Attention, FeedForward, RMSNorm, nn.Dropout
+    FAT5Block, SelfAttentionLayer, CrossAttentionLayer, FeedForwardLayer, Attention, FeedForward, RMSNorm, Dropout
 )  # fmt: skip
 
 
@@ -217,7 +218,7 @@ class FAT5Stack(nn.Module):
         )
         self.kernel_backend = config.kernel_backend
         self.final_layer_norm = RMSNorm(config.d_model, eps=config.layer_norm_epsilon, backend=config.kernel_backend)
-        self.dropout = nn.Dropout(config.dropout_rate)
+        self.dropout = Dropout(config.dropout_rate)
 
     def forward(
         self,
@@ -284,6 +285,11 @@ class FAT5Stack(nn.Module):
         if cache is not None:
             past, num_keys = cache.past, cache.num_keys(hidden_states.shape[1])
             query_offset = past.expand(hidden_states.shape[0]).contiguous() if isinstance(past, Tensor) else past
+        in_full = self._steps_in_full(cache, hidden_states)
+        if in_full and encoder_states is not None and encoder_layout is not None:
+            encoder_layout = encoder_layout.in_full(encoder_states.shape[1])
+            if past == 0 and encoder_layout.mask is not None:  # their keys and values are kept
+                encoder_states = encoder_states.masked_fill(~encoder_layout.mask[..., None], 0)
         positions = locate(
             self.position,
             layout,
@@ -293,6 +299,7 @@ class FAT5Stack(nn.Module):
             training=self.training,
             past=past,
             num_keys=num_keys,
+            in_full=in_full and hidden_states.shape[1] == 1,
         )
         positions = positions.on_backend(self.kernel_backend)
         position_bias: Tensor | None = None
@@ -329,6 +336,15 @@ class FAT5Stack(nn.Module):
         all_states = (*seen, hidden_states) if output_hidden_states else None
         output = BaseModelOutputWithCrossAttentions(last_hidden_state=hidden_states, hidden_states=all_states)
         return output if return_dict else output.to_tuple()
+
+    def _steps_in_full(self, cache: DecoderCache | None, hidden_states: Tensor) -> bool:
+        """Whether masks and a query's bias are made once for all layers, as PyTorch's own attention takes them.
+
+        That is on a CPU without gradients, where the layers' attentions to one query are bound by the host.
+        """
+        grows = isinstance(cache, TransformersCache) and not isinstance(cache.past, Tensor)
+        by_torch = hidden_states.device.type == "cpu" and self.config.attention_backend in ("auto", "torch")
+        return grows and by_torch and plain_calls()
 
     def _shared_keys(self, encoder_states: Tensor) -> SharedKeys | None:
         """Return keys and values of all layers, or None where each layer is to make its own."""

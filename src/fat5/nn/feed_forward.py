@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fat5.errors import nearest
+from fat5.nn.dropout import Dropout
 from fat5.nn.joined import is_plain, is_wrapped, joined_weight
 from fat5.ops.activation import gated_gelu, joined_gated_gelu
 from fat5.ops.feed_forward import gated_feed_forward
@@ -68,7 +69,7 @@ class FeedForward(nn.Module):
         else:
             self.wi = nn.Linear(d_model, d_ff, bias=False)
         self.wo = nn.Linear(d_ff, d_model, bias=False)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, hidden_states: Tensor, joined: Tensor | None = None) -> Tensor:
         """Map [..., d_model] to [..., d_model].

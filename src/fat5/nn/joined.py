@@ -61,15 +61,16 @@ def joined_weight(linears: Sequence[nn.Linear], states: Tensor) -> Tensor | None
         linears: Maps of one input.
         states: That input.
     """
-    if not can_join(linears):
+    # What is cheapest to see comes first: a step of decoding asks in each layer.
+    if any(type(linear) is not nn.Linear for linear in linears):
         return None
     weights = [linear.weight for linear in linears]
-    if torch.is_grad_enabled():
-        if len({weight.requires_grad for weight in weights}) > 1:
+    if not torch.is_grad_enabled():
+        if states.device.type == "cpu" or states.numel() < sum(weight.numel() for weight in weights):
             return None
-    elif weights[0].device.type == "cpu" or states.numel() < sum(weight.numel() for weight in weights):
+    elif len({weight.requires_grad for weight in weights}) > 1:
         return None
-    return torch.cat(weights)
+    return torch.cat(weights) if can_join(linears) else None
 
 
 def joined_weights(groups: Sequence[Sequence[nn.Linear]]) -> list[Tensor | None]:

@@ -39,6 +39,8 @@ class SequenceLayout(MovesToDevice):
         lengths: Padded: int tensor [B], real tokens of each row.
         mask: Padded rows whose padding is not at the ends alone: bool tensor [B, L], True where real. Attention then
             takes the dense path.
+        hidden: The mask as attention adds it, float32 [B, 1, 1, L], 0 where real and -inf elsewhere, where it was made
+            for many calls.
     """
 
     cu_seqlens: Tensor | None = None
@@ -46,6 +48,7 @@ class SequenceLayout(MovesToDevice):
     starts: Tensor | None = None
     lengths: Tensor | None = None
     mask: Tensor | None = None
+    hidden: Tensor | None = None
 
     @classmethod
     def from_attention_mask(cls, attention_mask: Tensor | None) -> SequenceLayout:
@@ -77,7 +80,23 @@ class SequenceLayout(MovesToDevice):
         """Documents side by side."""
         return cls(cu_seqlens=cu_seqlens, max_seqlen=max_seqlen)
 
+    def in_full(self, num_tokens: int) -> SequenceLayout:
+        """Return padded rows of this length as a mask and its additive form, for many calls that each have few queries.
+
+        What tokens that are not real hold must be finite then.
+        """
+        mask = self.mask
+        if self.starts is not None and self.lengths is not None:
+            places = torch.arange(num_tokens, device=self.starts.device) - self.starts[:, None]
+            mask = (places >= 0) & (places < self.lengths[:, None])
+        return self if mask is None else SequenceLayout(mask=mask, hidden=additive_mask(mask, torch.float32))
+
     @property
     def is_packed(self) -> bool:
         """True for documents side by side."""
         return self.cu_seqlens is not None
+
+
+def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return 0 where the mask [B, L] is True, else -inf, as [B, 1, 1, L]."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)[:, None, None]

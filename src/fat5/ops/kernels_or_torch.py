@@ -34,7 +34,7 @@ def takes_kernels(function: str, backend: str, *tensors: Tensor, refusal: str | 
     Raises:
         ValueError: An unknown name, or "triton" where it does not work.
     """
-    if backend == "torch":
+    if backend == "torch" or (backend == "auto" and not tensors[0].is_cuda):
         return False
     if backend not in NAMES:
         expected = ", ".join(map(repr, NAMES))

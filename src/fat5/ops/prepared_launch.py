@@ -5,6 +5,7 @@ kind; that costs the host several times as much as the launch. A `PreparedLaunch
 the tensors. What then decides on the binary is all in its key:
 
 - scalars, constants and compiler options, by their values, which never change;
+- an integer that each call gives: whether it is 1, a multiple of 16, and fits 32 bits;
 - a tensor's type, or that it is absent;
 - whether a tensor's address is a multiple of 16: it must be, else the launch goes Triton's way;
 - a descriptor's type and tile, `Descriptor.kind`;
@@ -52,14 +53,15 @@ def can_reuse(kernel: Any) -> bool:
 
 
 class PreparedLaunch:
-    """A kernel with its grid and all arguments but its tensors.
+    """A kernel with its grid and all arguments but its tensors, and such integers as differ from call to call.
 
-    Called with the tensors, None for one that is absent, descriptors among them.
+    Called with the tensors, None for one that is absent, descriptors and integers among them.
 
     Args:
         kernel: What `triton.jit` or `gluon.jit` made.
         grid: One to three sizes.
-        tensors: Names of the parameters that a call gives, in its order; by default all that are not fixed.
+        tensors: Names of the parameters that a call gives, in its order; by default all that are not fixed, in the
+            kernel's.
         fixed: The other arguments, constants and compiler options, by name.
     """
 
@@ -73,7 +75,7 @@ class PreparedLaunch:
         self._reuses = can_reuse(kernel)
         self._compiled: dict[Hashable, Callable[..., Any]] = {}
 
-    def __call__(self, *tensors: Tensor | Descriptor | None) -> None:
+    def __call__(self, *tensors: Tensor | Descriptor | int | None) -> None:
         """Launch on the current device and stream."""
         addresses = 0
         kinds: list[Hashable] = []
@@ -85,6 +87,8 @@ class PreparedLaunch:
             elif isinstance(x, Tensor):
                 addresses |= x.data_ptr()
                 kinds.append(x.dtype)
+            elif isinstance(x, int):
+                kinds.append((x == 1, x % _ALIGNMENT == 0, -(2**31) <= x < 2**31))
             else:
                 kinds.append(x.kind)
         if not self._reuses or addresses % _ALIGNMENT:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fat5.nn.layout import SequenceLayout
+from fat5.nn.layout import SequenceLayout, additive_mask
 from fat5.nn.position.alibi import AlibiSlopes, heads_looking_back
 from fat5.nn.position.fire import FireBias
 from fat5.nn.position.relative import RelativePositionBias
@@ -64,7 +64,7 @@ def shared_bias(
         if positions.ids is None or positions.query_ids is None:
             return values
         bias = _of_each_pair(settings, values, positions.query_ids, positions.ids, causal)
-    return bias if layout.mask is None else bias + _hidden(layout.mask, bias.dtype)
+    return bias if layout.mask is None else bias + additive_mask(layout.mask, bias.dtype)
 
 
 def attention_bias(
@@ -86,12 +86,9 @@ def attention_bias(
 
 def hide_holes(layout: SequenceLayout) -> DenseBias | None:
     """Return the bias that hides what a mask with holes does not call real, or None without such a mask."""
-    return None if layout.mask is None else DenseBias(_hidden(layout.mask, torch.float32))
-
-
-def _hidden(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return 0 where the mask [B, L] is True, else -inf, as [B, 1, 1, L]."""
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)[:, None, None]
+    if layout.mask is None:
+        return None
+    return DenseBias(additive_mask(layout.mask, torch.float32) if layout.hidden is None else layout.hidden)
 
 
 def _of_each_pair(

@@ -43,6 +43,7 @@ def locate(
     training: bool,
     past: int | Tensor = 0,
     num_keys: int | None = None,
+    in_full: bool = False,
 ) -> StackPositions:
     """Return the positions for one forward of a stack.
 
@@ -58,6 +59,7 @@ def locate(
         training: Draw random positions where the settings ask for them.
         past: Tokens in the cache before these: an int, or an int tensor without dimensions.
         num_keys: Keys with the cache's, by default those of these tokens.
+        in_full: Have a bias made of each pair of positions where distances would do: for few queries of many layers.
 
     Raises:
         ValueError: a packed batch where the bias has to exist in full or with a cache, sequences longer than the range
@@ -66,7 +68,8 @@ def locate(
     position_range = settings.randomized_position_range if training else None
     encoding, drawn = settings.position_encoding, position_range is not None
     # A bias by distance is a function of the slots, unless positions are random or the mask has holes to hide.
-    if encoding == "none" or (encoding in ("relative", "alibi") and not drawn and layout.mask is None):
+    by_distance = encoding in ("relative", "alibi") and not drawn and layout.mask is None
+    if encoding == "none" or (by_distance and not in_full):
         return StackPositions()
     if layout.is_packed and encoding != "rotary":
         what = f"random positions with position_encoding={encoding!r}" if drawn else f"position_encoding={encoding!r}"

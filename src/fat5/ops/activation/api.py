@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fat5.ops.kernels_or_torch import HAS_TRITON, takes_kernels
+from fat5.ops.operators import call
 
 if HAS_TRITON:
     from fat5.ops.activation.custom_ops import triton_gated_gelu, triton_joined_gated_gelu
@@ -47,7 +48,7 @@ def gated_gelu(gate: Tensor, up: Tensor, *, approximate: str = "tanh", backend: 
         )
     check_approximation("gated_gelu", approximate)
     if takes_kernels("gated_gelu", backend, gate):
-        return triton_gated_gelu(gate, up, approximate == "tanh")
+        return call(triton_gated_gelu, gate, up, approximate == "tanh")
     return F.gelu(gate, approximate=approximate) * up
 
 
@@ -67,7 +68,7 @@ def joined_gated_gelu(joined: Tensor, *, approximate: str = "tanh", backend: str
     """
     _check_joined("joined_gated_gelu", joined, approximate)
     if takes_kernels("joined_gated_gelu", backend, joined):
-        return triton_joined_gated_gelu(joined, approximate == "tanh")
+        return call(triton_joined_gated_gelu, joined, approximate == "tanh")
     return _plain(joined, approximate)
 
 
@@ -104,7 +105,7 @@ def gated_gelu_linear(joined: Tensor, weight: Tensor, *, approximate: str = "tan
         return F.linear(_plain(joined, approximate), weight)
     if torch.is_grad_enabled() and (joined.requires_grad or weight.requires_grad):
         return GatedGeluLinear.apply(joined, weight, approximate == "tanh")
-    return F.linear(triton_joined_gated_gelu(joined, approximate == "tanh"), weight)
+    return F.linear(call(triton_joined_gated_gelu, joined, approximate == "tanh"), weight)
 
 
 def check_approximation(function: str, approximate: str) -> None:

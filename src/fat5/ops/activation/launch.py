@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import torch
 from torch import Tensor
 
 from fat5.ops.activation.kernels import backward_kernel, forward_kernel
@@ -14,7 +15,7 @@ from fat5.ops.prepared_launch import LAUNCHES_KEPT, PreparedLaunch, ceil_divide
 
 def run_forward(gate: Tensor, up: Tensor, tanh: bool) -> Tensor:
     """Return `gelu(gate) * up`, contiguous; `tanh` for the approximation."""
-    out = gate.new_empty(gate.shape)
+    out = torch.empty_like(gate, memory_format=torch.contiguous_format)
     if out.numel() == 0:
         return out
     (gate, up), strides, rows, width = _rows(gate, up)

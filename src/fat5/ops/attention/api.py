@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fat5.ops.attention.backends import choose_backend
+from fat5.ops.attention.backends import choose_backend, torch_attention
 from fat5.ops.attention.bias import AlibiBias, AttentionBias, DenseBias, DistanceBias, RelativeBias
+from fat5.ops.attention.one_query import attend_one_query
+from fat5.ops.attention.problem import Problem
+from fat5.ops.operators import call, plain_calls
 
 if TYPE_CHECKING:
     from fat5.ops.attention.plan import AttentionPlan
@@ -75,7 +78,8 @@ def flash_attention(
 
     Source: Dao et al., FlashAttention (2022); Raffel et al., T5 (2020).
     """
-    q, k, v = (autocast(x) for x in (q, k, v))
+    if torch.is_autocast_enabled(q.device.type):
+        q, k, v = (autocast(x) for x in (q, k, v))
     if softmax_scale < 0:  # the kernels take the maximum before the scale
         q, softmax_scale = -q, -softmax_scale
     arguments = op_arguments(
@@ -84,7 +88,12 @@ def flash_attention(
         cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, dropout_p=dropout_p,
         plan=plan,
     )  # fmt: skip
-    out, _ = choose_backend(backend, q)(q, k, v, *arguments)
+    op = choose_backend(backend, q)
+    if op is torch_attention and plain_calls():
+        out = attend_one_query(Problem(q, k, v, *arguments))
+        if out is not None:
+            return out
+    out, _ = call(op, q, k, v, *arguments)
     return out
 
 
@@ -221,12 +230,13 @@ def _unpack_bias(q: Tensor, k: Tensor, bias: AttentionBias | None, packed: bool)
         tensor, kind = bias.slopes, "alibi" if bias.symmetric else "alibi-signed"
     elif isinstance(bias, DenseBias):
         tensor, kind = bias.tensor, "dense"
-        expected = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
-        fits = all(n in (1, m) for n, m in zip(tensor.shape[:3], expected[:3], strict=True))
-        if not fits or tensor.shape[3] != expected[3]:
+        (batch, queries, heads, _), keys = q.shape, k.shape[1]
+        of_batch, of_heads, of_queries, of_keys = tensor.shape
+        fits = of_batch in (1, batch) and of_heads in (1, heads) and of_queries in (1, queries) and of_keys == keys
+        if not fits:
             raise ValueError(
                 f"got a dense bias {list(tensor.shape)} for q {list(q.shape)} and k {list(k.shape)}; "
-                f"expected [{expected[0]} or 1, {expected[1]} or 1, {expected[2]} or 1, {expected[3]}]"
+                f"expected [{batch} or 1, {heads} or 1, {queries} or 1, {keys}]"
             )
     else:
         raise ValueError(

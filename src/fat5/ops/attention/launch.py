@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fat5.ops.attention.backward import delta_kernel, key_value_kernel
 from fat5.ops.attention.bias_gradient import band_kernel, dense_bias_kernel, table_kernel
-from fat5.ops.attention.decode_launch import is_decoding, run_decode, split_count
+from fat5.ops.attention.decode_launch import decode_signature, is_decoding, run_decode, split_count
 from fat5.ops.attention.document_tiles import document_tiles
 from fat5.ops.attention.forward import forward_kernel
 from fat5.ops.attention.kernel_arguments import (
@@ -47,11 +47,12 @@ _BAND_PROGRAMS = 2  # programs of the band kernel a multiprocessor
 def run_forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """Return the output, shaped as q, and the log2-sum-exp of the scores; see `custom_ops.define_ops`."""
     problem = readable(problem)
-    out = problem.q.new_empty(problem.q.shape)
+    out = torch.empty_like(problem.q, memory_format=torch.contiguous_format)
     lse = problem.q.new_empty(problem.lse_shape, dtype=torch.float32)
     if out.numel() == 0:
         return out, lse.fill_(torch.inf)
-    known = problem.signature, float32_products()
+    few = is_decoding(problem)
+    known = decode_signature(problem) if few else problem.signature, float32_products()
 
     def decode(tile: Tile) -> None:
         run_decode(problem, tile, out, lse, split_count(problem, processors(out.device)), known)
@@ -65,7 +66,7 @@ def run_forward(problem: Problem) -> tuple[Tensor, Tensor]:
         )  # fmt: skip
 
     with on_device(out):
-        if is_decoding(problem):
+        if few:
             launch_fitting("decode", problem, decode, known)
         else:
             launch_fitting("forward", problem, run, known)

@@ -9,6 +9,7 @@ from torch import Tensor
 from fat5.ops.kernels_or_torch import HAS_TRITON, takes_kernels
 from fat5.ops.norm.residual import add_residual
 from fat5.ops.norm.tiles import MAX_WIDTH
+from fat5.ops.operators import call
 
 if HAS_TRITON:
     from fat5.ops.norm.custom_ops import triton_add_rms_norm, triton_rms_norm
@@ -40,7 +41,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6, *, backend: str = "au
     """
     _check("rms_norm", x, weight, eps)
     if takes_kernels("rms_norm", backend, x, weight, refusal=_refusal(x)):
-        return triton_rms_norm(x, weight, eps)[0]
+        return call(triton_rms_norm, x, weight, eps)[0]
     return _torch_rms_norm(x, weight, eps)
 
 
@@ -75,7 +76,7 @@ def add_rms_norm(
         )
     _check("add_rms_norm", x, weight, eps)
     if takes_kernels("add_rms_norm", backend, x, residual, weight, refusal=_refusal(x)):
-        y, total, _ = triton_add_rms_norm(x, residual, weight, eps)
+        y, total, _ = call(triton_add_rms_norm, x, residual, weight, eps)
         return y, total
     total = add_residual(x, residual)
     return _torch_rms_norm(total, weight, eps), total
@@ -83,7 +84,8 @@ def add_rms_norm(
 
 def _torch_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if x.dtype == weight.dtype:
-        return F.rms_norm(x, weight.shape, weight, eps).to(x.dtype)
+        y = F.rms_norm(x, weight.shape, weight, eps)
+        return y if y.dtype == x.dtype else y.to(x.dtype)  # under autocast it is float32
     # PyTorch's fused kernel takes one type only
     wide = torch.promote_types(x.dtype, torch.float32)
     return F.rms_norm(x.to(wide), weight.shape, weight.to(wide), eps).to(x.dtype)

@@ -30,7 +30,7 @@ def run_forward(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) 
     """
     width = x.shape[-1]
     dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
-    y = x.new_empty(x.shape, dtype=dtype)
+    y = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     total = x if residual is None else torch.empty_like(y)
     rstd = x.new_empty(x.numel() // width, dtype=torch.float32)
     if x.numel() == 0:
@@ -162,6 +162,8 @@ def _sum_launch(parts: int, width: int, follows: bool, device: torch.device) -> 
 
 def _rows(x: Tensor) -> Tensor:
     """Return [rows, D] whose elements are neighbours, a view wherever one stride leads from row to row."""
+    if x.is_contiguous():
+        return x.view(-1, x.shape[-1])
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.stride(-1) == 1 or rows.shape[-1] == 1 else rows.contiguous()
 
