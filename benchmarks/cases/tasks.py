@@ -47,7 +47,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds a task")
     parser.add_argument(
-        "--config", type=Path, default=_ROOT / "configs" / "french-small.yaml", metavar="FILE", help="pretraining"
+        "--config", type=Path, default=_ROOT / "configs" / "eight-minutes.yaml", metavar="FILE", help="pretraining"
     )
     parser.add_argument("--pretrain", nargs="*", default=[], metavar="KEY=VALUE", help="overrides of the pretraining")
     parser.add_argument("--finetune", nargs="*", default=[], metavar="KEY=VALUE", help="overrides of every task")

@@ -57,7 +57,7 @@ def pretrain_for(minutes: float, work: Path, settings: Path, overrides: Sequence
     ]
 
     def run(name: str, steps: int, log_every: int) -> Any:
-        lengths = [f"training.max_steps={steps}", f"training.log_every={log_every}"]
+        lengths = [f"training.max_steps={steps}", "training.max_tokens=null", f"training.log_every={log_every}"]
         rare = [f"training.eval_every={10 * steps}", f"training.save_every={10 * steps}", "training.eval_batches=50"]
         output = [f"training.output_dir={work / name}"]
         return pretrain(load_settings(PretrainConfig, settings, [*places, *output, *lengths, *rare, *overrides]))

@@ -29,6 +29,7 @@ PARAMETERS = {
     "french-fineweb2": 147,
     "minipile": 147,
     "one-hour": 147,
+    "eight-minutes": 147,
     "flan-t5-continued": 248,
 }
 FLAN_T5_BASE = {"vocab_size": 32_128, "d_model": 768, "d_kv": 64, "d_ff": 2048, "num_layers": 12, "num_heads": 12}
