@@ -7,9 +7,9 @@ import torch
 
 from fat5.models import FAT5Config, FAT5ForConditionalGeneration
 from fat5.nn import plans
+from tests.ops.attention_comparison import reproducible
 from tests.ops.kernel_checks import DEVICE, relative_error
 from tests.ops.plan_counts import count_making
-from tests.ops.test_attention_kernels import reproducible
 from tests.ops.test_hopper_kernels import launches  # noqa: F401
 
 LAYERS = 2

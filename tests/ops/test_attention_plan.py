@@ -11,8 +11,8 @@ from fat5.ops.attention.hopper import dispatch, launch
 from fat5.ops.attention.hopper import plan as hopper_plan
 from fat5.ops.attention.plan import AttentionPlan
 from fat5.ops.attention.shared import shared_attention
+from tests.ops.attention_comparison import DEVICE, relative_error, reproducible
 from tests.ops.plan_counts import count_making
-from tests.ops.test_attention_kernels import DEVICE, relative_error, reproducible
 from tests.ops.test_hopper_kernels import launches  # noqa: F401
 
 BF16 = torch.bfloat16

@@ -8,7 +8,7 @@ from fat5.ops.attention import decode_launch
 from fat5.ops.attention.backends import triton_attention
 from fat5.ops.attention.reference import attention_reference
 from fat5.ops.prepared_launch import PreparedLaunches
-from tests.ops.test_attention_kernels import (
+from tests.ops.attention_comparison import (
     BIASES,
     CUDA,
     DEVICE,

@@ -9,8 +9,8 @@ from fat5.ops.attention.hopper import configuration
 from fat5.ops.attention.hopper.configuration import ForwardShape
 from fat5.ops.attention.reference import packed_attention_reference
 from tests.ops import test_hopper_kernels
+from tests.ops.attention_comparison import DEVICE, compare, make_inputs
 from tests.ops.gluon_emulator import kernel_function
-from tests.ops.test_attention_kernels import DEVICE, compare, make_inputs
 
 BF16 = torch.bfloat16
 launches = test_hopper_kernels.launches  # without a GPU the kernels run on the emulator

@@ -13,9 +13,9 @@ from fat5.ops.attention import backends
 from fat5.ops.attention.hopper import configuration, dispatch, launch
 from fat5.ops.attention.hopper.configuration import ForwardShape
 from fat5.ops.attention.reference import attention_reference, packed_attention_reference
+from tests.ops.attention_comparison import CUDA, DEVICE, compare, make_inputs, relative_error, reproducible, run
 from tests.ops.gluon_emulator import EmulatedKernel, HazardError
 from tests.ops.table_rounding import table_rounding
-from tests.ops.test_attention_kernels import CUDA, DEVICE, compare, make_inputs, relative_error, reproducible, run
 
 BF16 = torch.bfloat16
 KERNELS = ("forward_kernel", "backward_kernel", "query_kernel")
