@@ -167,6 +167,9 @@ def test_what_is_held_out_for_validation_is_always_the_same(tmp_path):
         ("a.jsonl", b'{"text"', "a.jsonl, line 1: no JSON"),
         ("a.json", b'{"rows": []}', 'expected a list of objects, or an object with one under "data"'),
         ("a.csv", "text,label\né,1\n".encode("latin-1"), "a.csv is not UTF-8"),
+        ("a.csv", b"text,text,label\na,b,1\n", "more than one column of the name 'text'"),
+        ("a.csv", b"text,label\na,1\nb, c,0\n", "a.csv, line 3: 3 values for 2 columns"),
+        ("a.csv", b"text;label\na;1\n", "seems to be separated by ';', expected ','"),
         ("a.parquet", b"PAR1 no", "a.parquet is no complete Parquet file"),
         ("a.docx", b"", "a.docx is no table; expected a file of .jsonl"),
     ],
@@ -175,3 +178,10 @@ def test_damaged_files(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         read_table(tmp_path / name)
+
+
+def test_a_csv_file_may_hold_long_texts_and_unnamed_columns(tmp_path):
+    long = "mot, " * 40_000
+    (tmp_path / "a.csv").write_text(f'text,label,,\n"{long}",1,,\nb,0,,\n', encoding="utf-8")
+    rows = read_table(tmp_path / "a.csv")
+    assert [(row["text"], row["label"]) for row in rows] == [(long, "1"), ("b", "0")]

@@ -15,6 +15,7 @@ Row = dict[str, Any]
 
 TABLE_FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 _COMPRESSED = (".gz", ".zst")
+_MAX_FIELD = 2**31 - 1  # what a C long holds on every platform
 
 
 def table_format(path: Path) -> str | None:
@@ -44,7 +45,7 @@ def read_table(path: Path) -> list[Row]:
     elif suffix == ".json":
         rows = _read_json(path)
     else:
-        rows = list(csv.DictReader(read_lines(path, keep_ends=True), delimiter="\t" if suffix == ".tsv" else ","))
+        rows = _read_csv(path, delimiter="\t" if suffix == ".tsv" else ",")
     if not rows:
         raise DataError(f"{path} holds no row")
     return rows
@@ -62,6 +63,32 @@ def _read_json(path: Path) -> list[Row]:
     if not isinstance(rows, list):
         raise DataError(f'{path}: expected a list of objects, or an object with one under "data"')
     return [_checked_row(row, f"{path}, entry {index:,}") for index, row in enumerate(rows)]
+
+
+def _read_csv(path: Path, *, delimiter: str) -> list[Row]:
+    # The module's limit of 131,072 characters a field is less than a long document, and cannot be set for one reader.
+    csv.field_size_limit(_MAX_FIELD)
+    reader = csv.DictReader(read_lines(path, keep_ends=True), delimiter=delimiter)
+    try:
+        names = list(reader.fieldnames or [])
+        twice = sorted({name for name in names if name and names.count(name) > 1})
+        if twice:
+            raise DataError(f"{path} has more than one column of the name {twice[0]!r}; expected each name once")
+        if len(names) == 1 and ";" in names[0]:
+            raise DataError(
+                f"{path} has one column, {names[0]!r}: it seems to be separated by ';', expected {delimiter!r}"
+            )
+        rows = []
+        for row in reader:
+            if None in row:
+                raise DataError(
+                    f"{path}, line {reader.line_num:,}: {len(names) + len(row[None])} values for {len(names)} columns; "
+                    f"a text that holds {delimiter!r} stands in double quotes"
+                )
+            rows.append(row)
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num:,}: {error}") from error
+    return rows
 
 
 def _parsed(text: str, place: str) -> Any:
