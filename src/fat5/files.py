@@ -19,8 +19,13 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary sibling of `path`; on success it replaces `path`, on any error it is removed.
 
     The sibling lies in the same folder, so the final rename is atomic on one file system.
+
+    Raises:
+        IsADirectoryError: `path` is a folder.
     """
     target = Path(path)
+    if target.is_dir():
+        raise IsADirectoryError(f"{target} is a folder; expected the name of a file")
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = _staging(target)
     try:

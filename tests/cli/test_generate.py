@@ -39,6 +39,10 @@ def generate(capsys, *arguments):
     return capsys.readouterr().out
 
 
+def standard_input(content):
+    return io.TextIOWrapper(io.BytesIO(content))
+
+
 def test_texts_come_back_in_order_from_everywhere(checkpoint, capsys, tmp_path, monkeypatch):
     """Arguments, a text file, JSON lines and the standard input; batches of similar lengths, alone or together."""
     model, tokenizer = load_model(checkpoint)
@@ -57,9 +61,9 @@ def test_texts_come_back_in_order_from_everywhere(checkpoint, capsys, tmp_path, 
     options = ["--file", tmp_path / "a.jsonl", "--text-column", "question", "--json", "--output", out]
     assert generate(capsys, checkpoint, *options) == ""
     assert read(out.read_text()) == want
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(TEXTS) + "\n"))
+    monkeypatch.setattr("sys.stdin", standard_input(b"\xef\xbb\xbf" + "\r\n".join(TEXTS).encode() + b"\r\n"))
     assert read(generate(capsys, checkpoint, "--json", "--cuda-graph")) == want
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(TEXTS[:2])))
+    monkeypatch.setattr("sys.stdin", standard_input("\n".join(TEXTS[:2]).encode()))
     assert generate(capsys, checkpoint).count("\n") >= 2
 
 
@@ -115,7 +119,12 @@ def test_errors_are_one_line(checkpoint, capsys, tmp_path, monkeypatch):
         ([checkpoint, "a", "--file", "b.txt"], "got texts and --file"),
         ([checkpoint, "--file", tmp_path / "b.txt"], "there is no file"),
         ([checkpoint, "--file", checkpoint / "config.json"], "expected .txt, .jsonl or .parquet"),
+        ([checkpoint, "a", "caf\udce9"], "text 2 is not UTF-8: 'caf\\udce9'"),
+        ([checkpoint], "the standard input is not UTF-8: byte 0xe9 at offset 5; if it is ISO-8859-1"),
+        ([checkpoint, "a", "--output", bare], f"{bare} is a folder; expected the name of a file"),
+        ([], "the following arguments are required: checkpoint;"),
     ]
+    monkeypatch.setattr("sys.stdin", standard_input(b"a\ncaf\xe9\n"))
     for arguments, message in cases:
         assert cli.main(["generate", *map(str, arguments), "--max-new-tokens", "3"]) == 2, arguments
         captured = capsys.readouterr()

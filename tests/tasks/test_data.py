@@ -185,3 +185,13 @@ def test_a_csv_file_may_hold_long_texts_and_unnamed_columns(tmp_path):
     (tmp_path / "a.csv").write_text(f'text,label,,\n"{long}",1,,\nb,0,,\n', encoding="utf-8")
     rows = read_table(tmp_path / "a.csv")
     assert [(row["text"], row["label"]) for row in rows] == [(long, "1"), ("b", "0")]
+
+
+def test_lone_surrogates_of_json_are_replaced_in_place(tmp_path):
+    (tmp_path / "a.jsonl").write_text(
+        '{"text": "a \\ud83d b", "answers": {"text": ["\\ude00"]}, "n": 1}\n{"text": "\\ud83d\\ude00"}'
+    )
+    assert read_table(tmp_path / "a.jsonl") == [
+        {"text": "a \ufffd b", "answers": {"text": ["\ufffd"]}, "n": 1},
+        {"text": "\U0001f600"},
+    ]

@@ -23,6 +23,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "text",
         nargs="*",
         type=str,
+        default=[],
         help="texts; where one has sentinels (<extra_id_0>, <extra_id_1>, ...) they are filled in. Without a text or "
         "--file, each line of the standard input is one",
     )
@@ -61,7 +62,7 @@ def run(args: Namespace) -> int:
 
 
 def _texts(args: Namespace) -> Sequence[str] | Iterator[str]:
-    from fat5.data.text_files import file_format, read_file
+    from fat5.data.text_files import decoded_lines, file_format, read_file
     from fat5.errors import ConfigError
 
     if args.text and args.file is not None:
@@ -77,4 +78,4 @@ def _texts(args: Namespace) -> Sequence[str] | Iterator[str]:
         return list(read_file(path, documents="line", text_column=args.text_column))
     if sys.stdin.isatty():
         print("reading texts from the terminal, one a line; end with Ctrl+D", file=sys.stderr)
-    return [line.rstrip("\n") for line in sys.stdin]
+    return list(decoded_lines(sys.stdin.buffer, "the standard input"))

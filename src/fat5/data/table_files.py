@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fat5.data.text_files import open_parquet, read_lines
+from fat5.data.text_files import open_parquet, read_lines, without_surrogates
 from fat5.errors import DataError
 
 Row = dict[str, Any]
@@ -30,6 +30,7 @@ def table_format(path: Path) -> str | None:
 def read_table(path: Path) -> list[Row]:
     """Return the rows of one file; a JSON file is a list of objects, or an object that holds one under "data".
 
+    Lone surrogates, which JSON can spell but UTF-8 not hold, become U+FFFD, in place: spans stay where they are.
     Integers that a Parquet file of the hub declares to be classes become the names of these.
 
     Raises:
@@ -93,9 +94,18 @@ def _read_csv(path: Path, *, delimiter: str) -> list[Row]:
 
 def _parsed(text: str, place: str) -> Any:
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except json.JSONDecodeError as error:
         raise DataError(f"{place}: no JSON: {error}") from error
+    return _without_surrogates(value) if "\\u" in text else value
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_surrogates(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_surrogates(item) for item in value]
+    return without_surrogates(value) if isinstance(value, str) else value
 
 
 def _checked_row(row: Any, place: str) -> Row:

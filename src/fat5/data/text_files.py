@@ -8,7 +8,7 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal, cast
@@ -118,8 +118,22 @@ def read_lines(path: Path, *, keep_ends: bool = False) -> Iterator[str]:
     Raises:
         DataError: The file is not UTF-8 (the message names the byte) or its compressed data is damaged.
     """
+    yield from decoded_lines(_raw_lines(path), os.fspath(path), keep_ends=keep_ends)
+
+
+def decoded_lines(lines: Iterable[bytes], name: str, *, keep_ends: bool = False) -> Iterator[str]:
+    """Yield lines as text, without a byte order mark in front of the first.
+
+    Args:
+        lines: Lines with their ends, in UTF-8.
+        name: Where they come from, for the message.
+        keep_ends: Keep the ends of the lines.
+
+    Raises:
+        DataError: A line is not UTF-8; the message names the byte.
+    """
     offset = 0
-    for line in _raw_lines(path):
+    for line in lines:
         start, offset = offset, offset + len(line)
         if start == 0 and line.startswith(codecs.BOM_UTF8):
             start = len(codecs.BOM_UTF8)
@@ -127,15 +141,15 @@ def read_lines(path: Path, *, keep_ends: bool = False) -> Iterator[str]:
         try:
             text = line.decode()
         except UnicodeDecodeError as error:
-            raise DataError(_not_utf8(path, start + error.start, line[error.start])) from error
+            raise DataError(_not_utf8(name, start + error.start, line[error.start])) from error
         yield text if keep_ends else text.rstrip("\r\n")
 
 
-def _not_utf8(path: Path, offset: int, byte: int) -> str:
-    where = " of the decompressed text" if path.suffix.lower() in _COMPRESSED else ""
+def _not_utf8(name: str, offset: int, byte: int) -> str:
+    where = " of the decompressed text" if name.lower().endswith(_COMPRESSED) else ""
     encoding = "UTF-16" if offset == 0 and byte in (0xFE, 0xFF) else "ISO-8859-1"
     return (
-        f"{path} is not UTF-8: byte 0x{byte:02x} at offset {offset:,}{where}; if it is {encoding}, convert it with "
+        f"{name} is not UTF-8: byte 0x{byte:02x} at offset {offset:,}{where}; if it is {encoding}, convert it with "
         f"`iconv -f {encoding} -t UTF-8`"
     )
 
@@ -216,10 +230,15 @@ def checked_text(value: object, place: str, column: str) -> str:
         return ""
     if not isinstance(value, str):
         raise DataError(f"{place}: column {column!r} holds {type(value).__name__}, expected text")
-    if value.isascii():
-        return value
+    return without_surrogates(value)
+
+
+def without_surrogates(text: str) -> str:
+    """Return a text with U+FFFD in the place of each lone surrogate; no tokenizer takes one."""
+    if text.isascii():
+        return text
     try:
-        value.encode()
+        text.encode()
     except UnicodeEncodeError:
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return value
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

@@ -13,6 +13,7 @@ import torch
 from tqdm import tqdm
 
 from fat5.data.hub import local_files_only, may_be_on_hub
+from fat5.data.text_files import without_surrogates
 from fat5.data.tokenizer import load_tokenizer
 from fat5.errors import CheckpointError, ConfigError, DataError, nearest, nearest_path
 from fat5.models import FAT5Config, FAT5ForConditionalGeneration
@@ -204,6 +205,8 @@ def generate_texts(
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str, settings: GenerationSettings, number: int) -> list[int]:
     prefix = settings.prefix or ""
+    if without_surrogates(text) != text:  # bytes of an argument that are not UTF-8 arrive like this
+        raise DataError(f"text {number + 1:,} is not UTF-8: {text[:40]!r}")
     try:
         text = masked_input(tokenizer, text, settings.prefix) if has_sentinels(text) else prefix + text
     except DataError as error:
