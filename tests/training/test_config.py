@@ -23,6 +23,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
     [
         ("model.d_modle=8", "unknown setting model.d_modle; did you mean model.d_model?"),
         ("model.lr=0.1", "unknown setting model.lr; did you mean optimizer.lr?"),
+        ("training.learning_rate=0.1", "unknown setting training.learning_rate; did you mean optimizer.lr?"),
         ("trainning.max_steps=1", "unknown setting trainning; did you mean training?"),
         ("denoising.denoisers=[{noise_densty: 0.1}]", r"denoisers\[0\].noise_densty; did you mean noise_density?"),
         ("model.d_model=wide", "model.d_model is 'wide', expected int"),
@@ -51,6 +52,16 @@ def test_unknown_key_of_the_file_is_named_with_its_full_path(settings, tmp_path)
     path.write_text(yaml.safe_dump(settings(schedule__warmup=3)))
     with pytest.raises(ConfigError, match=r"unknown setting schedule\.warmup; did you mean schedule\.warmup_"):
         load_settings(PretrainConfig, path)
+
+
+def test_a_section_whose_lines_are_all_comments_has_its_defaults(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "data: {train: tokens}\ntraining: {output_dir: run, max_steps: 2}\nmodel:\n  # d_model: 8\noptimizer:\n"
+    )
+    config = load_settings(PretrainConfig, path, ["optimizer.lr=0.5"])
+    assert config.model == ModelConfig()
+    assert config.optimizer.lr == 0.5
 
 
 def test_overrides_win_in_order_and_keep_the_rest(settings, tmp_path):

@@ -19,6 +19,17 @@ from fat5.errors import ConfigError, nearest_path
 
 Config = TypeVar("Config")
 
+# Names of Transformers' TrainingArguments that look like none of ours.
+_TRANSFORMERS_NAMES = {
+    "learning_rate": "lr",
+    "num_train_epochs": "epochs",
+    "per_device_train_batch_size": "batch_size",
+    "per_device_eval_batch_size": "eval_batch_size",
+    "eval_steps": "eval_every",
+    "save_steps": "save_every",
+    "logging_steps": "log_every",
+}
+
 
 def load_settings(
     cls: type[Config], path: str | os.PathLike[str] | None = None, overrides: Sequence[str] = ()
@@ -55,9 +66,15 @@ def settings_file(path: str | os.PathLike[str]) -> Path:
 def build_settings(cls: type[Config], settings: Mapping[str, Any]) -> Config:
     """Check a nested mapping of settings and build `cls`; the errors are those of `load_settings`."""
     _check_keys(cls, settings)
+    hints = typing.get_type_hints(cls)
+    # A section whose lines are all comments is null in YAML.
+    settings = {
+        name: {} if value is None and dataclasses.is_dataclass(hints[name]) else value
+        for name, value in settings.items()
+    }
     parser = settings_parser(cls)
     try:
-        return cls(**vars(parser.instantiate(parser.parse_object(dict(settings)))))
+        return cls(**vars(parser.instantiate(parser.parse_object(settings))))
     except ArgumentError as error:
         raise ConfigError(_explain(cls, settings, str(error))) from error
     except ConfigError:
@@ -165,7 +182,9 @@ def _apply(settings: dict[str, Any], override: str) -> None:
     *sections, name = key.split(".")
     target = settings
     for depth, section in enumerate(sections, start=1):
-        inner = target.setdefault(section, {})
+        if target.get(section) is None:  # missing, or a section whose lines are all comments
+            target[section] = {}
+        inner = target[section]
         if not isinstance(inner, dict):
             whole = ".".join(sections[:depth])
             raise ConfigError(f"{override!r} sets a key inside {whole}, which is {inner!r} and has no keys")
@@ -198,6 +217,7 @@ def _nearest_key(key: str, section: type, root: type) -> str:
     if key in keys:
         return "; in YAML, a setting stands inside its section"
     leaf = key.rsplit(".", 1)[-1]
+    leaf = _TRANSFORMERS_NAMES.get(leaf, leaf)
     # A right name in a wrong section is the more likely slip than a wrong name that looks alike.
     same = [known for known in keys if known.rsplit(".", 1)[-1] == leaf]
     near = same or difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
