@@ -72,7 +72,7 @@ def test_a_file_of_settings_names_the_task(checkpoint, tmp_path, capsys):  # noq
         (["finetune", "similarity", "m", "options.stride=1"], "unknown setting options.stride"),
         (["finetune", "similarity", "m", "options.scale=0"], "options.scale is 0.0, expected more than 0"),
         (["finetune", "similarity", "m", "training.seeds=0"], "training.seeds is 0, expected at least 1"),
-        (["finetune", "similarity", "m", "--output", "o"], "data.source is missing"),
+        (["finetune", "similarity", "m", "--output", "o"], "data.source (--data) is missing"),
         (["evaluate", "seq2seq"], "nothing to evaluate: name a model, ask for the baselines, or both"),
         (["evaluate", "seq2seq", "--baseline", "--data", "no.jsonl"], "there is no file or folder no.jsonl"),
         (["sweep", "run", "topic.yaml", "--output", "o"], "there is no file topic.yaml"),

@@ -144,7 +144,18 @@ def test_empty_and_missing_splits(tmp_path):
     alone = write_rows(tmp_path / "one.jsonl", topic_rows(1))
     with pytest.raises(DataError, match=r"at least 2 training rows to hold some out of; got train of 1 rows"):
         load(alone)
-    with pytest.raises(ConfigError, match=r"data\.source is missing"):
+
+
+def test_splits_of_other_names_are_named_in_a_warning(tmp_path, caplog):
+    names = ["train", "trian", "trian", None, "test"]
+    rows = [row | {"split": name} for row, name in zip(topic_rows(5), names, strict=True)]
+    splits = load(write_rows(tmp_path / "x.jsonl", [*rows, rows[0]]))
+    assert len(splits.test) == 1
+    assert "splits not used: 'trian' of 2 rows, 'None' of 1 rows" in caplog.text
+
+
+def test_settings_that_name_no_data():
+    with pytest.raises(ConfigError, match=r"data\.source \(--data\) is missing"):
         load()
 
 

@@ -106,6 +106,9 @@ def load_splits(task: str, fields: Sequence[Field], data: TaskData, *, need_trai
         columns = list(dict.fromkeys(column for row in tables[name] for column in row))
         mapping = map_columns(task, fields, columns, data.columns)
         splits[role] = convert_rows(tables[name], fields, mapping, f"{name} of {data.source or name}")
+    unused = [f"{name!r} of {len(rows):,} rows" for name, rows in tables.items() if name not in found.values()]
+    if unused and splits:
+        logger.warning("splits not used: %s (data.train, data.validation and data.test name splits)", ", ".join(unused))
     train, validation, test = (splits.get(role, []) for role in (TRAIN, VALIDATION, TEST))
     if not train and need_train:
         raise DataError(f"{data.source} has no training split; its splits are {', '.join(tables)}. Name it: data.train")
@@ -148,7 +151,7 @@ def _tables(data: TaskData) -> dict[str, list[Row]]:
     tables = {value: read_table(Path(value)) for value in own_files}
     if data.source is None:
         if not tables:
-            raise ConfigError("data.source is missing: a table, a folder of tables, or a data set of the hub")
+            raise ConfigError("data.source (--data) is missing: a table, a folder of tables, or a data set of the hub")
         return tables
     path = Path(data.source)
     saved = any((path / name).is_file() for name in ("state.json", "dataset_dict.json"))
