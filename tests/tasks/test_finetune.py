@@ -196,14 +196,15 @@ def test_a_signal_ends_the_run_and_the_same_call_goes_on(checkpoint, tmp_path, m
     assert [run["seed"] for run in finetune(config).summary["runs"]] == [0, 1]
 
 
-def test_a_loss_that_is_not_finite_ends_the_training(checkpoint, tmp_path):
+@pytest.mark.parametrize("log_every", [1, 1000])
+def test_a_loss_that_is_not_finite_ends_the_training(checkpoint, tmp_path, log_every):
     data = write_task(tmp_path, "similarity")
     config = toy_config(
         "similarity",
         data,
         f"model.checkpoint={checkpoint}",
         f"training.output_dir={tmp_path / 'out'}",
-        "training.log_every=1",
+        f"training.log_every={log_every}",
         "training.max_grad_norm=0",
         "schedule.warmup_steps=0",
         "optimizer.lr=1e30",

@@ -283,3 +283,9 @@ def test_baselines():
     ]
     ((same, different),) = Similarity(SimilarityOptions()).baselines(pairs, pairs).values()
     assert same > different == 0.0
+
+
+def test_similarity_needs_labels_that_differ():
+    Similarity(SimilarityOptions()).learn_labels([{"label": 1.0}, {"label": 0.0}])
+    with pytest.raises(DataError, match="all training rows have the label 1; expected at least two grades"):
+        Similarity(SimilarityOptions()).learn_labels([{"label": 1.0}, {"label": 1.0}])

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
 from fat5.data.table_files import Row
-from fat5.errors import ConfigError
+from fat5.errors import ConfigError, DataError, FAT5Error
 from fat5.tasks import columns
 from fat5.tasks.columns import Field
 from fat5.tasks.encoding import EncoderOptions, encode_texts
@@ -60,6 +60,12 @@ class Similarity(Task):
     metrics = ("average_precision", "spearman")
     Options = SimilarityOptions
 
+    def learn_labels(self, rows: Sequence[Row]) -> None:
+        """Raise where the training rows all have one label, which leaves no order to learn."""
+        super().learn_labels(rows)
+        if len({row["label"] for row in rows}) < 2:
+            raise DataError(f"all training rows have the label {rows[0]['label']:g}; expected at least two grades")
+
     def encode(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
         """Return both sentences' ids and the label of each pair; the second's names end in `_2`."""
         first = encode_texts([row["sentence1"] for row in rows], tokenizer, self.options)
@@ -93,7 +99,11 @@ class Similarity(Task):
     def predict(
         self, model: Any, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], inference: Inference
     ) -> list[Any]:
-        """Return the cosine of each pair."""
+        """Return the cosine of each pair.
+
+        Raises:
+            FAT5Error: One is not finite.
+        """
         sentences = [row[name] for name in ("sentence1", "sentence2") for row in rows]
         vectors = inference.map(
             encode_texts(sentences, tokenizer, self.options),
@@ -101,7 +111,10 @@ class Similarity(Task):
             lambda batch: embed(model, batch).float().cpu(),
         )
         first, second = torch.stack(vectors).chunk(2)
-        return (first * second).sum(-1).tolist()
+        cosines = (first * second).sum(-1)
+        if not cosines.isfinite().all():
+            raise FAT5Error("the model's embeddings are not finite: its training has diverged; lower optimizer.lr")
+        return cosines.tolist()
 
     def score(self, rows: Sequence[Row], predictions: Sequence[Any]) -> Scores:
         """Return Spearman's rank correlation and, for labels 0 and 1, the average precision."""

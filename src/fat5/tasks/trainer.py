@@ -125,7 +125,7 @@ class TaskTrainer(Trainer):
             FAT5Error: The training loss is not finite.
         """
         super().log(logs, start_time)
-        loss = logs.get("loss", 0.0)
+        loss = logs.get("loss", logs.get("train_loss", 0.0))  # the latter at the end, for what no log has shown
         if loss != loss or abs(loss) == float("inf"):
             raise FAT5Error(
                 f"the training loss is {loss} at step {self.state.global_step}: training has diverged; lower "
