@@ -18,7 +18,7 @@ from fat5.data.pretokenize import PretokenizeConfig, pretokenize
 from fat5.data.sample import sample_documents
 from fat5.data.special_tokens import SpecialTokens
 from fat5.data.token_dataset import TokenDataset
-from fat5.models import FAT5ForSequenceClassification
+from fat5.models import FAT5ForSequenceClassification, FAT5ForTokenClassification
 from fat5.models.export import export_checkpoint
 from tests.data.small_tokenizer import small_tokenizer
 
@@ -62,9 +62,10 @@ def test_the_blocks_of_a_page_run(page, tmp_path, monkeypatch):
     save_hub_model(tmp_path / HUB[0])
     save_toy(tmp_path / "runs" / "french-small")
     export_checkpoint("runs/french-small", "exported")
-    classifier = FAT5ForSequenceClassification.from_pretrained("runs/french-small", num_labels=2)
-    classifier.save_pretrained("results/reviews/seed-0")
-    small_tokenizer().save_pretrained("results/reviews/seed-0")
+    finetuned = {"reviews": FAT5ForSequenceClassification, "ner": FAT5ForTokenClassification}
+    for name, head in finetuned.items():
+        head.from_pretrained("runs/french-small", num_labels=2).save_pretrained(f"results/{name}/seed-0")
+        small_tokenizer().save_pretrained(f"results/{name}/seed-0")
     names = names_of(page, tmp_path)
     for block in by_page()[page]:
         if any(name in block.text and importlib.util.find_spec(name) is None for name in OPTIONAL):
