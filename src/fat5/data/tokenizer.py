@@ -84,12 +84,13 @@ def load_tokenizer(name_or_path: str | os.PathLike[str]) -> PreTrainedTokenizerB
         tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local_files_only(name))
     except Exception as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        what = (
-            f"the tokenizer in {name}"
-            if local
-            else f"{name!r} is no folder{nearest_path(name, folder=True)}, and a tokenizer of that name on the hub"
-        )
-        raise DataError(f"{what} could not be loaded: {reason[0]}") from error
+        if local:
+            raise DataError(f"the tokenizer in {name} could not be loaded: {reason[0]}") from error
+        near = nearest_path(name, folder=True)
+        raise DataError(
+            f"there is no folder {name}{f'{near} No' if near else ', and no'} tokenizer of that name on the hub "
+            f"could be loaded: {reason[0]}"
+        ) from error
     backend_of(tokenizer)
     return tokenizer
 
