@@ -55,7 +55,7 @@ def run(parts: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     if feeding:
         [[program, file]] = feeding
         assert program == "cat"
-        monkeypatch.setattr(sys, "stdin", io.StringIO(Path(file).read_text(encoding="utf-8")))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(Path(file).read_bytes())))
     if command[0] == "fat5":
         assert main(toy(command[1:])) == 0, command
     elif command[0] == "python":
