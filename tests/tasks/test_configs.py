@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fat5.errors import ConfigError
 from fat5.tasks.finetune import finetune
 from fat5.tasks.settings import load_task_config
 from tests.tasks.conftest import ROWS, entity_rows, question_rows, summary_rows, topic_rows, write_rows, write_task
@@ -95,3 +96,16 @@ def test_eight_thousand_tokens(checkpoint, tmp_path):
         ],
     )  # fmt: skip
     assert finetune(config).summary["scores"]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("lora.rank=many", "lora.rank is 'many', expected int"),
+        ("lora.rank=0", "lora: expected rank >= 1 and dropout in [0, 1), got 0 and 0.0"),
+    ],
+)
+def test_a_wrong_setting_of_adapters_is_named(override, message):
+    with pytest.raises(ConfigError) as raised:
+        load_task_config("classification", None, [override])
+    assert str(raised.value) == message

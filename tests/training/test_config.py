@@ -31,6 +31,11 @@ CONFIGS = Path(__file__).parents[2] / "configs"
         ("training.precision=fp16", "training.precision is 'fp16', expected auto | bf16 | bf16-mixed | fp32"),
         ("training.eval_batches=many", "training.eval_batches is 'many', expected int | null"),
         ("optimizer.betas=0.9", "optimizer.betas is 0.9, expected list"),
+        (
+            "data.stream={sources: [{source: [a]}], shuffle_buffer: many}",
+            "data.stream.shuffle_buffer is 'many', expected",
+        ),
+        ("data.stream={shuffle_buffer: 5}", "missing settings: data.stream.sources"),
         ("model=small", "model is 'small', expected a section of settings"),
         ("training.max_tokens=5", "one of max_steps and max_tokens, got both"),
         ("training.log_every=0", "training.log_every is 0, expected at least 1"),

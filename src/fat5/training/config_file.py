@@ -72,11 +72,30 @@ def build_settings(cls: type[Config], settings: Mapping[str, Any]) -> Config:
         name: {} if value is None and dataclasses.is_dataclass(hints[name]) else value
         for name, value in settings.items()
     }
+    _build_optional_sections(cls, settings)
+    return _build(cls, settings)
+
+
+def _build_optional_sections(cls: type, settings: Mapping[str, Any], prefix: str = "") -> None:
+    """Build the sections that may be null for their errors: of a choice of types the parser names no key."""
+    hints = typing.get_type_hints(cls)
+    for name, kind in section_fields(cls).items():
+        value = settings.get(name)
+        if not dataclasses.is_dataclass(kind) or not isinstance(value, Mapping):
+            continue
+        section, inner = typing.cast(type, kind), f"{prefix}{name}."
+        if dataclasses.is_dataclass(hints[name]):
+            _build_optional_sections(section, value, inner)
+        else:
+            _build(section, value, inner)
+
+
+def _build(cls: type[Config], settings: Mapping[str, Any], prefix: str = "") -> Config:
     parser = settings_parser(cls)
     try:
-        return cls(**vars(parser.instantiate(parser.parse_object(settings))))
+        return cls(**vars(parser.instantiate(parser.parse_object(dict(settings)))))
     except ArgumentError as error:
-        raise ConfigError(_explain(cls, settings, str(error))) from error
+        raise ConfigError(_explain(cls, settings, str(error), prefix)) from error
     except ConfigError:
         raise
     except ValueError as error:
@@ -237,12 +256,13 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _explain(cls: type, settings: Mapping[str, Any], message: str) -> str:
+def _explain(cls: type, settings: Mapping[str, Any], message: str, prefix: str) -> str:
     """Turn the parser's report into one line: the missing keys, or key, value got and type expected."""
     text = " ".join(message.split())
     required = re.search(r"arguments are required: (.*)$", text)
     if required:
-        return f"missing settings: {required.group(1)}; they have no default"
+        names = ", ".join(prefix + name for name in required.group(1).split(", "))
+        return f"missing settings: {names}; they have no default"
     match = re.search(r'Parser key "([^"]+)"', text)
     if match is None:
         return text
@@ -252,4 +272,4 @@ def _explain(cls: type, settings: Mapping[str, Any], message: str) -> str:
     for name in key.split("."):
         kind = section_fields(kind)[name]
         value = value[name]
-    return f"{key} is {value!r}, expected {type_name(kind)}"
+    return f"{prefix}{key} is {value!r}, expected {type_name(kind)}"
