@@ -232,7 +232,8 @@ def _make_trainer(
         remove_unused_columns=False,
         seed=seed,
         use_cache=True,
-        accelerator_config={"non_blocking": True},  # else each batch's copy waits for all that the device has to do
+        # Else each batch's copy waits for all that the device has to do.
+        accelerator_config={"non_blocking": device_of(training).type == "cuda"},
     )
     arguments._n_gpu = min(arguments.n_gpu, 1)  # else the Trainer would split batches over all with DataParallel
     optimizer = build_optimizer(model, config.optimizer)
