@@ -160,6 +160,21 @@ def test_keeps_the_activation_only_if_asked_to():
 
 @needs_kernels
 @needs_fused
+@pytest.mark.parametrize(
+    ("frozen", "unused"),
+    [((1,), {(24, 48)}), ((1, 2), {(24, 48), (24, 64)}), ((0,), {(128, 48)}), ((0, 1), {(24, 48), (128, 48)})],
+)
+def test_keeps_nothing_for_gradients_that_nobody_asks_for(frozen, unused):
+    leaves, saved = leaves_of(24, dtype=torch.bfloat16 if CUDA else torch.float32), []
+    for place in frozen:
+        leaves[place].requires_grad_(False)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(tuple(x.shape)) or x, lambda x: x):
+        triton(keep_inner=True)(*leaves)
+    assert set(saved) == {(24, 48), (128, 48), (32, 64), (24, 128), (24, 64)} - unused
+
+
+@needs_kernels
+@needs_fused
 @pytest.mark.parametrize("keep_inner", [False, True])
 def test_a_compiled_step_is_one_graph_of_plain_products_around_the_kernels(keep_inner):
     graphs = []

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fat5.ops import operators
@@ -188,3 +189,16 @@ def test_a_call_is_the_operators_where_somebody_does(monkeypatch):
         assert torch.equal(compiled(x.detach()), x * 0.5)
         got = torch.func.vmap(lambda row: call(op, row, None, 0.5)[0])(x.detach())
         assert torch.equal(got, x * 0.5)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_tracers_of_other_kinds_see_the_operator(gradients):
+    """They would record what a function does with its tensors instead, and of a kernel's launch nothing."""
+    op, x = define(), torch.randn(3, 4)
+    with torch.set_grad_enabled(gradients):
+        graph = torch.jit.trace(lambda x: call(op, x, None, 0.5)[0], x)
+        assert f"fat5::{NAME}" in [node.kind() for node in graph.graph.nodes()]
+        assert torch.equal(graph(2 * x), x)
+        made = make_fx(lambda x: call(op, x, None, 0.5)[0], pre_dispatch=True)(x)
+        assert op in [node.target for node in made.graph.nodes]
+        assert torch.equal(made(2 * x), x)

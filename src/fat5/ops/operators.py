@@ -15,6 +15,8 @@ from torch._compile import _disable_dynamo  # torch.compiler.disable would impor
 
 NAMESPACE = "fat5"
 
+_PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
+
 # An operator lives as long as its library; a module that is loaded again replaces both.
 _libraries: dict[str, torch.library.Library] = {}
 _formulas: dict[str, _Formula] = {}
@@ -22,12 +24,17 @@ _functions: dict[Any, Callable[..., Any]] = {}  # what each operator runs
 
 
 def plain_calls() -> bool:
-    """Whether calls run now, unseen: nothing is traced, no gradients are recorded, and no mode looks at operators."""
+    """Whether calls run now, unseen: nothing is traced, no gradients are recorded, and no dispatch mode looks on.
+
+    Modes of `__torch_function__` are not asked: a default device is one, and changes nothing here.
+    """
     return not (
         torch.compiler.is_compiling()
         or torch.is_grad_enabled()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None
+        or torch._C._dispatch_tls_is_dispatch_key_included(_PRE_DISPATCH)
     )
 
 
