@@ -43,8 +43,8 @@ def plan_attention(q: Tensor, k: Tensor, *, backend: str = "auto", **options: An
     """Return what the layers of a stack can share beside lengths and bias, to be given to each as `plan`.
 
     The backend `hopper` lists the tiles of ragged batches, and expands the bias, at each call that has no plan. A plan
-    holds an ordinary tensor: made on the device, anew for each batch, also in a CUDA graph. No result depends on it, as long as the lengths and the
-    bias keep the values that it was made from: make it again after any change in place.
+    holds an ordinary tensor: made on the device, anew for each batch, also in a CUDA graph. No result depends on it, as
+    long as the lengths and the bias keep the values that it was made from: make it again after any change in place.
 
     Args:
         q: Queries of any of the calls: their sizes count alone.
