@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fat5.ops import AlibiBias, DenseBias, DistanceBias, RelativeBias, flash_attention
+from fat5.ops import AlibiBias, DenseBias, RelativeBias, flash_attention
 from fat5.ops.attention import blockwise
 from fat5.ops.attention.backends import torch_attention, torch_attention_backward
 from fat5.ops.attention.reference import attention_reference, packed_attention_reference
+from tests.ops.attention_comparison import make_bias as bias_of
 
 HEADS, DIM = 2, 6
 BIASES = ["none", "relative", "distance", "alibi", "alibi-signed", "dense"]
@@ -17,15 +18,7 @@ def make_bias(kind: str, num_queries: int, num_keys: int, *, causal: bool = Fals
     """A bias of this kind and the leaf tensor that takes its gradient."""
     shapes = {"relative": (8, HEADS), "distance": (HEADS, 15), "dense": (1, HEADS, num_queries, num_keys)}
     leaf = torch.randn(shapes.get(kind, (HEADS,)), dtype=dtype, requires_grad=kind != "none")
-    bias = {
-        "none": lambda: None,
-        "relative": lambda: RelativeBias(leaf, bidirectional=not causal, max_distance=20),
-        "distance": lambda: DistanceBias(leaf),
-        "alibi": lambda: AlibiBias(leaf),
-        "alibi-signed": lambda: AlibiBias(leaf, symmetric=False),
-        "dense": lambda: DenseBias(leaf),
-    }[kind]()
-    return bias, leaf
+    return bias_of(kind, leaf, causal), leaf
 
 
 def make_qkv(batch: int, num_queries: int, num_keys: int, dtype=torch.float64) -> list[Tensor]:

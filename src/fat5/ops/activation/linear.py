@@ -34,8 +34,11 @@ class GatedGeluLinear(torch.autograd.Function):
         joined_needs, weight_needs, _ = ctx.needs_input_grad
         grad_inner = grad @ weight
         grad_joined, inner = triton_joined_gated_gelu_backward(grad_inner, joined, ctx.tanh, weight_needs)
-        grad_weight = None
-        if weight_needs:
-            rows = grad.reshape(-1, weight.shape[0])
-            grad_weight = rows.t() @ inner.reshape(rows.shape[0], weight.shape[1])
+        grad_weight = weight_gradient(grad, inner) if weight_needs else None
         return grad_joined if joined_needs else None, grad_weight, None
+
+
+def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    """Return the gradient of the weight of `linear(x, weight)` from that of its result, a sum over all leading axes."""
+    rows = grad.reshape(-1, grad.shape[-1])
+    return rows.t() @ x.reshape(rows.shape[0], x.shape[-1])

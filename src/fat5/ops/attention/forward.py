@@ -12,7 +12,6 @@ from fat5.ops.attention.tile_scores import (
     DENSE,
     DISTANCE,
     LOG2E,
-    START,
     alibi_distance,
     first_aligned,
     keep_weights,
@@ -165,10 +164,7 @@ def forward_kernel(
                 in_bias = (keys[None, :] < N) & (rows[:, None] < M)
             if BIAS_PLACE != AFTER:
                 bias = load_bias(bias_tile, in_bias, False, False)
-        if BIAS == DENSE and BIAS_PLACE == START:
-            s = tl.dot(q, k, bias * (1 / scale), input_precision=PRECISION)
-        else:
-            s = tl.dot(q, k, input_precision=PRECISION)
+        s = tl.dot(q, k, input_precision=PRECISION)
         distance = keys[None, :] - (position + lanes[:, None])
         # A far tile is never touched element by element: its scale and its constant bias go into the exponent below.
         factor = scale * LOG2E
@@ -176,7 +172,7 @@ def forward_kernel(
         if BIAS == ALIBI or BIAS == ALIBI_SIGNED:
             s = s * scale + slope * alibi_distance(distance, BIAS)
             factor = LOG2E
-        elif BIAS == DENSE and BIAS_PLACE != START:
+        elif BIAS == DENSE:
             if BIAS_PLACE == AFTER:
                 bias = load_bias(bias_tile, in_bias, False, False)
             s = s * scale + bias

@@ -15,7 +15,6 @@ from fat5.ops.attention.tile_scores import (
     DENSE,
     DISTANCE,
     LOG2E,
-    START,
     alibi_distance,
     first_aligned,
     keep_weights,
@@ -206,17 +205,14 @@ def query_kernel(
                 in_bias = (keys[None, :] >= 0) & (keys[None, :] < N) & (rows[:, None] < M)
             bias_tile = Bias + lanes[:, None] * bias_row + keys[None, :]
             bias = load_bias(bias_tile, in_bias, ASM and STORE_BIAS_GRAD, PAIRED)
-        if BIAS == DENSE and BIAS_PLACE == START:
-            s = tl.dot(q, kt, bias * (LOG2E / scale), input_precision=PRECISION)
-        else:
-            s = tl.dot(q, kt, input_precision=PRECISION)
+        s = tl.dot(q, kt, input_precision=PRECISION)
         distance = keys[None, :] - (position + lanes[:, None])
         factor = scale
         constant = 0.0
         if BIAS == ALIBI or BIAS == ALIBI_SIGNED:
             s = s * scale + slope * alibi_distance(distance, BIAS)
             factor = 1.0
-        elif BIAS == DENSE and BIAS_PLACE != START:
+        elif BIAS == DENSE:
             s = s * scale + LOG2E * bias
             factor = 1.0
         if tile_is_special(position, n0, key_start, key_end, BM, BN, BIAS, RADIUS, CAUSAL, not EVEN_N):

@@ -25,8 +25,8 @@ class Tile:
         stages: Depth of the software pipeline.
         registers: Most registers a thread, where fewer let one more program share a multiprocessor; the compiler's
             choice if None.
-        bias: Where a dense bias is loaded: "after" the product that it is added to, "before" it, or "start", where the
-            product starts from it. In the key-value kernel also "turned", after the product and key by key.
+        bias: Where a dense bias is loaded: "after" the product that it is added to, or "before" it. In the key-value
+            kernel also "start", where the product starts from it, and "turned", after the product and key by key.
         settled: Each product of a turn of the loop is waited for in that turn.
     """
 

@@ -9,6 +9,7 @@ from torch import Tensor, autograd
 from torch.autograd.function import once_differentiable
 
 from fat5.ops.activation.custom_ops import triton_joined_gated_gelu_backward
+from fat5.ops.activation.linear import weight_gradient
 from fat5.ops.feed_forward.custom_ops import triton_feed_forward_inner
 
 
@@ -43,11 +44,6 @@ class GatedFeedForward(autograd.Function):
         x_needs, weight_needs, out_weight_needs = ctx.needs_input_grad[:3]
         again = out_weight_needs and not ctx.keep_inner
         grad_joined, inner = triton_joined_gated_gelu_backward(grad @ out_weight, joined, ctx.tanh, again)
-        grad_out_weight = _outer(grad, kept if ctx.keep_inner else inner) if out_weight_needs else None
+        grad_out_weight = weight_gradient(grad, kept if ctx.keep_inner else inner) if out_weight_needs else None
         grad_x = grad_joined @ weight if x_needs else None
-        return grad_x, _outer(grad_joined, x) if weight_needs else None, grad_out_weight, None, None
-
-
-def _outer(left: Tensor, right: Tensor) -> Tensor:
-    """Return the sum of the rows' outer products, [columns of left, columns of right]."""
-    return left.reshape(-1, left.shape[-1]).t() @ right.reshape(-1, right.shape[-1])
+        return grad_x, weight_gradient(grad_joined, x) if weight_needs else None, grad_out_weight, None, None
